@@ -133,6 +133,10 @@ class TrainBackend(Protocol):
         """Per replica, micro-batch and row: float32[T] under the current weights, 0 off the mask (TK5)."""
         ...
 
+    def begin(self, optimizer: Any, schedule: Any, total_steps: int) -> None:
+        """Start a stage: a fresh optimizer and learning-rate schedule from their configuration nodes."""
+        ...
+
     def export(self) -> Mapping[str, Tensor]:
         """The live tensors under their published names; the caller copies before the next step."""
         ...
