@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relax.config.base import ComponentConfig
+from relax.config.suggestion import suggestion
 from relax.core.error import UserError
 
 
@@ -35,10 +36,8 @@ class ComponentTable:
         if name in self.entries:
             return load_object(self.entries[name].config)  # type: ignore[no-any-return]
         if ":" not in name:
-            known = ", ".join(sorted(self.entries))
-            raise UserError(
-                f"unknown {self.kind} {name!r}; known: {known}; or give an import path 'my_package.module:Thing'"
-            )
+            known = suggestion(name, sorted(self.entries))
+            raise UserError(f"unknown {self.kind} {name!r}; {known}; or give an import path 'my_package.module:Thing'")
         own = getattr(load_object(name), "Config", None)
         if isinstance(own, type) and issubclass(own, ComponentConfig):
             return own

@@ -259,6 +259,10 @@ class Renderer(Protocol):
         """
         ...
 
+    def encode_reply(self, text: str) -> Ints:
+        """The tokens, stop token included, that a policy would sample to say `text`; for supervised stages."""
+        ...
+
     def decode(self, token_ids: Ints) -> str:
         """A completion's text, its stop token removed."""
         ...

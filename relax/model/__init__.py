@@ -1,0 +1,1 @@
+"""Loads a model, knows its tokenizer, vocabulary and parameter names, and turns logits into logprobs."""

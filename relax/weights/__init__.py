@@ -1,0 +1,1 @@
+"""Moves numbered weight versions from trainer to engines, verified and atomic; never decides when."""

@@ -1,0 +1,40 @@
+"""The metrics that losses report: name -> (unit, meaning). Merged into the metric table by the services; free of torch.
+
+Means are over trained tokens with the weights of the loss (LO7); `max` and `min` are extremes over trained tokens. A metric is
+absent when there is nothing to measure.
+"""
+
+NUM_AGES = 5
+"""Ages 0 to 3 have a metric each; the last one holds every greater age."""
+
+
+def gap_name(age: int) -> str:
+    """The metric of the mean logprob gap of tokens that are `age` >= 0 versions old."""
+    last = NUM_AGES - 1
+    return f"policy/logprob_gap_age_{age}" if age < last else f"policy/logprob_gap_age_{last}_up"
+
+
+MEASURES: dict[str, tuple[str, str]] = {
+    "policy/loss": ("1", "policy-gradient part of the loss, after clipping and correction"),
+    "policy/ratio_mean": ("1", "policy probability / old probability of a token"),
+    "policy/ratio_max": ("1", "largest such ratio"),
+    "policy/clip_fraction_low": ("share", "tokens without gradient: negative advantage, ratio below 1 - clip_low"),
+    "policy/clip_fraction_high": ("share", "tokens without gradient: positive advantage, ratio above 1 + clip_high"),
+    "policy/clip_fraction_negative": (
+        "share",
+        "tokens without gradient: negative advantage, ratio above clip_ratio_negative",
+    ),
+    "policy/importance_weight_mean": ("1", "truncated importance weight against the behaviour logprobs"),
+    "policy/importance_capped": ("share", "tokens whose importance weight met its cap"),
+    "policy/kl_reference": ("nats", "KL towards the reference policy, by the configured estimator"),
+    "policy/kl_behaviour": ("nats", "KL from the policy that sampled to the policy trained, estimator k3"),
+    "policy/entropy": ("nats", "entropy of the policy at a token"),
+    "policy/logprob_mean": ("nats", "logprob of a trained token"),
+    "policy/logprob_gap_mean": ("nats", "absolute difference between trainer and engine logprob"),
+    "policy/logprob_gap_max": ("nats", "largest absolute difference between trainer and engine logprob"),
+    "supervised/loss": ("nats", "cross-entropy of a demonstrated token"),
+    "supervised/logprob_min": ("nats", "logprob of the least likely demonstrated token"),
+} | {
+    gap_name(age): ("nats", f"logprob gap of tokens {age}{' or more' if age == NUM_AGES - 1 else ''} versions old")
+    for age in range(NUM_AGES)
+}

@@ -1,0 +1,147 @@
+"""Cells: checked against their column, made read-only, measured and digested (TQ6).
+
+Called by the queue before a put and by every storage. Nothing is cast: a value either is what the column declares or is
+refused. bfloat16 travels as uint16 words; the column records the type.
+"""
+
+import json
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from relax.core.column import Column
+from relax.core.error import InvariantError
+from relax.core.message import Json
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_PYTHON_SCALARS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
+_SCALAR_BYTES = 8
+
+
+def freeze(column: Column, value: Any) -> Any:
+    """The value to keep: read-only, exact in type, dtype, shape and bits.
+
+    A writeable array is copied; a read-only one that nobody can write through is kept as it is. JSON values are copied.
+    Raises InvariantError (TQ6) that names column, expected and got.
+    """
+    if value is None and (column.nullable or column.dtype == "json"):
+        return None
+    if column.dtype == "json":
+        return copy_json(value, column.name)
+    if column.dtype in ("str", "bytes"):
+        expected: type = str if column.dtype == "str" else bytes
+        if type(value) is not expected:
+            raise _mismatch(column, _describe(value))
+        return value
+    dtype = np.dtype("uint16" if column.dtype == "bfloat16" else column.dtype)
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        return _freeze_array(column, dtype, value)
+    return _check_scalar(column, dtype, value)
+
+
+def copy_json(value: Json, where: str = "value") -> Json:
+    """A deep copy of a JSON value. Raises InvariantError (TQ6) naming the place of anything JSON cannot carry exactly."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [copy_json(item, f"{where}[{position}]") for position, item in enumerate(value)]
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise InvariantError("TQ6", f"{where}: key {key!r} is {type(key).__name__}; JSON keys are str")
+        return {key: copy_json(item, f"{where}.{key}") for key, item in value.items()}
+    raise InvariantError(
+        "TQ6",
+        f"{where}: {kind.__name__} does not round-trip as JSON; use None, bool, int, float, str, list or dict",
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """The size of a frozen cell, as the accounts of TQ5 count it."""
+    if value is None:
+        return 0
+    if isinstance(value, (np.ndarray, np.generic)):
+        return int(value.nbytes)
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, (list, dict)):
+        return len(_json_text(value))
+    return _SCALAR_BYTES
+
+
+def digest(value: Any) -> str:
+    """Content digest of a frozen cell: equal exactly for cells equal in type, dtype, shape and bits."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        hasher = blake2b(f"{type(value) is np.ndarray}|{array.dtype.str}|{array.shape}|".encode(), digest_size=16)
+        hasher.update(np.ascontiguousarray(array).data if array.size else b"")
+    elif isinstance(value, bytes):
+        hasher = blake2b(b"bytes|" + value, digest_size=16)
+    elif isinstance(value, str):
+        hasher = blake2b(b"str|" + value.encode("utf-8", "surrogatepass"), digest_size=16)
+    else:
+        hasher = blake2b(b"json|" + _json_text(value), digest_size=16)
+    return hasher.hexdigest()
+
+
+def _json_text(value: Json) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _freeze_array(column: Column, dtype: np.dtype[Any], value: Any) -> Any:
+    if value.dtype != dtype or not _shape_fits(column, value.shape):
+        raise _mismatch(column, _describe(value))
+    if isinstance(value, np.generic) or _is_constant(value):
+        return value
+    kept = np.array(value, order="K", copy=True)
+    kept.flags.writeable = False
+    return kept
+
+
+def _shape_fits(column: Column, shape: tuple[int, ...]) -> bool:
+    """Same rank; an axis whose name is a number has exactly that size."""
+    return len(shape) == len(column.shape) and all(
+        not axis.isdecimal() or int(axis) == size for axis, size in zip(column.shape, shape, strict=True)
+    )
+
+
+def _is_constant(array: Array) -> bool:
+    """True when the array is read-only, nothing below it is writeable, and it does not pin a larger buffer."""
+    if array.flags.writeable:
+        return False
+    base = array.base
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable or base.nbytes > array.nbytes:
+            return False
+        base = base.base
+    return base is None or (isinstance(base, bytes) and len(base) == array.nbytes)
+
+
+def _check_scalar(column: Column, dtype: np.dtype[Any], value: Any) -> Any:
+    """Python scalars stand for 0-d cells of their own kind; an int must fit the dtype."""
+    fits = type(value) is _PYTHON_SCALARS.get(dtype.kind) and column.shape == () and column.dtype != "bfloat16"
+    if fits and dtype.kind in "iu":
+        fits = int(np.iinfo(dtype).min) <= value <= int(np.iinfo(dtype).max)
+    if not fits:
+        raise _mismatch(column, _describe(value))
+    return value
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{type(value).__name__} {value.dtype.str if value.dtype.byteorder == '>' else value.dtype}{list(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+def _mismatch(column: Column, got: str) -> InvariantError:
+    axes = f"[{', '.join(column.shape)}]"
+    nullable = " or None" if column.nullable else ""
+    return InvariantError(
+        "TQ6", f"column {column.name!r}: expected {column.dtype}{axes}{nullable}, got {got}; convert it before the put"
+    )

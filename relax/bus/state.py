@@ -1,0 +1,219 @@
+"""The bus's state as a function of its events: what `BusIndex` decides, this applies, live and in replay alike (TQ8).
+
+Owned by `BusIndex`. It judges nothing: an event describes a change that was legal when it was appended. No I/O, no clock.
+The sets of TQ2 live in `Consumer`, the rows in `Tree`, the leases in `LeaseTable`, the account of TQ5 in `Space`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax.bus.consumer import Consumer
+from relax.bus.lease import Lease, LeaseTable
+from relax.bus.row import Subscription
+from relax.bus.space import Space
+from relax.bus.tree import CellMark, Node, Tree
+from relax.core.column import Column, Scope
+from relax.core.id import GroupId, RowId, Table, group_of
+from relax.core.message import Json
+
+
+@dataclass(slots=True)
+class Change:
+    """What a shell does next: offer units to the `woken` consumers, delete the `dropped` rows from storage."""
+
+    woken: dict[str, None] = field(default_factory=dict)
+    dropped: list[RowId] = field(default_factory=list)
+
+
+class BusState:
+    """Groups, consumers, leases and counters."""
+
+    def __init__(self, columns: Mapping[str, Column], max_rows: int, max_bytes: int) -> None:
+        self.columns = dict(columns)
+        self.step_columns = frozenset(name for name, column in columns.items() if column.scope is Scope.step)
+        self.trees: dict[GroupId, Tree] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.leases = LeaseTable()
+        self.space = Space(max_rows, max_bytes)
+        self.num_leases = 0
+        self.late = 0
+        self.superseded = 0
+
+    def apply(self, kind: str, data: Mapping[str, Json]) -> Change:
+        """Apply one event of the bus; events of other rooms change nothing."""
+        change = Change()
+        applier = _APPLIERS.get(kind)
+        if applier is not None:
+            applier(self, data, change)
+        return change
+
+    def state(self) -> dict[str, Json]:
+        """Everything a replay must reproduce, JSON-ready and comparable."""
+        return {
+            "groups": {group: tree.state() for group, tree in sorted(self.trees.items())},
+            "consumers": {name: consumer.state() for name, consumer in self.consumers.items()},
+            "leases": self.leases.state(),
+            "space": self.space.state(),
+            "counts": [self.num_leases, self.late, self.superseded],
+        }
+
+    # --- one function per kind of event ----------------------------------------------------------------------------
+
+    def _subscribe(self, data: Mapping[str, Json], change: Change) -> None:
+        subscription = Subscription(
+            data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"]
+        )
+        consumer = self.consumers[subscription.consumer] = Consumer(subscription, self.columns)
+        for tree in self.trees.values():
+            if not tree.settled and consumer.scan(tree):
+                change.woken[consumer.name] = None
+
+    def _admit(self, data: Mapping[str, Json], change: Change) -> None:
+        tree = Tree(GroupId(data["group"]), data["children"], data["reserved"][0], data["reserved"][1])
+        self.trees[tree.group] = tree
+        for name, (digest, size) in data["cells"].items():
+            tree.mark(tree.root, name, CellMark(digest, size, ""))
+        self.space.enter(tree)
+        self._observe(tree, [(tree.root, frozenset(data["cells"]), True)], change)
+
+    def _put(self, data: Mapping[str, Json], change: Change) -> None:
+        lease = self.leases.get(data["lease"])
+        if lease is not None:
+            lease.deadline = data["deadline"]
+        self.late += len(data["late"])
+        self.superseded += len(data["superseded"])
+        changes: dict[GroupId, list[tuple[Node, frozenset[str], bool]]] = {}
+        for row in data["rows"]:
+            tree = self.trees[group_of(row["id"])]
+            if tree.group not in changes:
+                changes[tree.group] = []
+                self.space.leave(tree)
+            changes[tree.group].append(_write_row(tree, row, data["lease"]))
+        for group, rows in changes.items():
+            self.space.enter(self.trees[group])
+            self._observe(self.trees[group], rows, change)
+
+    def _lease(self, data: Mapping[str, Json], change: Change) -> None:
+        consumer = self.consumers[data["consumer"]]
+        units = {unit: group_of(unit) for unit in data["units"]}
+        for unit, group in units.items():
+            consumer.lease(group, unit, data["lease"])
+        self.num_leases += 1
+        self.leases.add(Lease(data["lease"], consumer.name, data["holder"], units, data["deadline"]))
+
+    def _renew(self, data: Mapping[str, Json], change: Change) -> None:
+        lease = self.leases.get(data["lease"])
+        if lease is not None:
+            lease.deadline = data["deadline"]
+
+    def _ack(self, data: Mapping[str, Json], change: Change) -> None:
+        lease = self.leases.close(data["lease"], "acked")
+        consumer = self.consumers[lease.consumer]
+        for unit, group in lease.units.items():
+            consumer.ack(group, unit)
+        self._free_settled(lease, change)
+
+    def _return(self, data: Mapping[str, Json], change: Change) -> None:
+        for lease_id in data["leases"]:
+            lease = self.leases.close(lease_id, data["cause"])
+            consumer = self.consumers[lease.consumer]
+            for unit, group in lease.units.items():
+                if self.trees[group].settled:
+                    consumer.remove(group, unit)
+                    continue
+                self._forget_step(group, unit, lease_id)
+                consumer.give_back(group, unit)
+                change.woken[consumer.name] = None
+            self._free_settled(lease, change)
+
+    def _end(self, data: Mapping[str, Json], change: Change) -> None:
+        self._drop(GroupId(data["group"]), change)
+
+    def _settle(self, data: Mapping[str, Json], change: Change) -> None:
+        for name in data["groups"]:
+            group = GroupId(name)
+            self.trees[group].settled = True
+            for consumer in self.consumers.values():
+                consumer.withdraw(group)
+            self._drop_if_free(group, change)
+
+    def _unack(self, data: Mapping[str, Json], change: Change) -> None:
+        consumer = self.consumers[data["consumer"]]
+        for name in data["groups"]:
+            group = GroupId(name)
+            for unit, known in consumer.in_state(group, "acked").items():
+                self._forget_step(group, unit, known.lease)
+                consumer.give_back(group, unit)
+                change.woken[consumer.name] = None
+
+    def _count_late(self, data: Mapping[str, Json], change: Change) -> None:
+        self.late += data["count"]
+
+    # --- steps they share ------------------------------------------------------------------------------------------
+
+    def _observe(self, tree: Tree, rows: list[tuple[Node, frozenset[str], bool]], change: Change) -> None:
+        if tree.settled:
+            return
+        for consumer in self.consumers.values():
+            if consumer.observe(tree, rows):
+                change.woken[consumer.name] = None
+
+    def _forget_step(self, group: GroupId, unit: str, lease: str) -> None:
+        """Undoing a take unbinds it from its step, so step-scope cells computed under it are void (TQ10)."""
+        if self.step_columns:
+            tree = self.trees[group]
+            self.space.leave(tree)
+            tree.forget(tree.nodes[unit], self.step_columns, lease)
+            self.space.enter(tree)
+
+    def _free_settled(self, lease: Lease, change: Change) -> None:
+        for group in dict.fromkeys(lease.units.values()):
+            if self.trees[group].settled:
+                self._drop_if_free(group, change)
+
+    def _drop_if_free(self, group: GroupId, change: Change) -> None:
+        """A settled group goes when nobody reads it any more."""
+        if not any(consumer.in_state(group, "leased") for consumer in self.consumers.values()):
+            self._drop(group, change)
+
+    def _drop(self, group: GroupId, change: Change) -> None:
+        """All rows of a group leave; leases lose what they held of it and close when nothing is left."""
+        tree = self.trees.pop(group)
+        self.space.leave(tree)
+        change.dropped.extend(tree.nodes)
+        for consumer in self.consumers.values():
+            for lease_id in consumer.leave(group):
+                lease = self.leases.get(lease_id)
+                if lease is None:
+                    continue
+                lease.units = {unit: owner for unit, owner in lease.units.items() if owner != group}
+                lease.lost.add(group)
+                if not lease.units:
+                    self.leases.close(lease_id, f"group {group} ended")
+
+
+def _write_row(tree: Tree, row: Mapping[str, Json], lease: str) -> tuple[Node, frozenset[str], bool]:
+    known = tree.nodes.get(row["id"])
+    node = known or tree.add(row["id"])
+    for name, (digest, size) in row["cells"].items():
+        tree.mark(node, name, CellMark(digest, size, lease))
+    if row["children"] is not None:
+        tree.declare(node, row["children"], lease)
+    return node, frozenset(row["cells"]), known is None
+
+
+_APPLIERS: dict[str, Callable[[BusState, Mapping[str, Any], Change], None]] = {
+    "bus/subscribe": BusState._subscribe,
+    "bus/admit": BusState._admit,
+    "bus/put": BusState._put,
+    "bus/lease": BusState._lease,
+    "bus/renew": BusState._renew,
+    "bus/ack": BusState._ack,
+    "bus/release": BusState._return,
+    "bus/expire": BusState._return,
+    "bus/end": BusState._end,
+    "bus/settle": BusState._settle,
+    "bus/unack": BusState._unack,
+    "bus/late": BusState._count_late,
+}

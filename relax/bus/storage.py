@@ -1,0 +1,61 @@
+"""Cells in this process's memory; implements core Storage.
+
+Called by the queue. It keeps what it was given, exactly and read-only (TQ6), and knows nothing of leases: whether a cell
+may be written is the index's decision, so a second put of a column replaces the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax.bus.cell import copy_json, freeze, num_bytes
+from relax.core.column import Column
+from relax.core.error import InvariantError, TransportError
+
+
+class MemoryStorage:
+    """A dict of cells by row and column. `num_bytes` is the size of all cells kept now."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._rows: dict[str, dict[str, Any]] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        """Rows kept now."""
+        return len(self._rows)
+
+    def put(self, row: str, cells: Mapping[str, Any]) -> int:
+        """Keep cells of a row; returns their bytes. Raises InvariantError (TQ1, TQ6) and then keeps none of them."""
+        frozen = {name: freeze(self._column(name), value) for name, value in cells.items()}
+        kept = self._rows.setdefault(row, {})
+        added = 0
+        for name, value in frozen.items():
+            added += num_bytes(value)
+            self.num_bytes -= num_bytes(kept[name]) if name in kept else 0
+            kept[name] = value
+        self.num_bytes += added
+        return added
+
+    def get(self, row: str, columns: Sequence[str]) -> dict[str, Any]:
+        """The named cells. Raises TransportError when the row or a cell is not here."""
+        if row not in self._rows:
+            raise TransportError(f"row {row!r} is not in memory storage; it was dropped or never put")
+        cells = self._rows[row]
+        missing = [name for name in columns if name not in cells]
+        if missing:
+            raise TransportError(f"row {row!r} has no cells {missing}; present: {sorted(cells)}")
+        return {name: self._out(name, cells[name]) for name in columns}
+
+    def drop(self, row: str) -> None:
+        """Forget a row; dropping one that is not here is fine."""
+        for value in self._rows.pop(row, {}).values():
+            self.num_bytes -= num_bytes(value)
+
+    def _column(self, name: str) -> Column:
+        if name not in self._columns:
+            raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
+        return self._columns[name]
+
+    def _out(self, name: str, value: Any) -> Any:
+        # A JSON cell is the only mutable kind: each reader gets its own copy.
+        return copy_json(value, name) if self._columns[name].dtype == "json" else value

@@ -1,0 +1,136 @@
+"""The rows of one admitted group: a tree of group, trajectories and samples, with marks of the cells that exist.
+
+Owned by `BusState`. Holds digests and sizes, never cells. Counters make "is everything that was declared here?" an O(1)
+question, so that a put never walks the group.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
+
+
+@dataclass(frozen=True, slots=True)
+class CellMark:
+    """A cell that was written: its content digest, its size, and the lease it was written under ("" is the admission)."""
+
+    digest: str
+    num_bytes: int
+    lease: str
+
+
+class Node:
+    """One row. `declared` is the number of rows the table below will get under it, None while unknown.
+
+    `complete_for` names the consumers for which the row and its ancestors hold every column they asked for.
+    """
+
+    __slots__ = ("cells", "children", "complete_for", "declared", "declared_by", "id", "parent", "table")
+
+    def __init__(self, id: RowId, parent: "Node | None") -> None:
+        self.id = id
+        self.table = table_of(id)
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.declared: int | None = None
+        self.declared_by = ""
+        self.cells: dict[str, CellMark] = {}
+        self.complete_for: set[str] = set()
+
+    def descendants(self, table: Table) -> Iterator["Node"]:
+        """Rows of `table` at or below this one, in id order."""
+        if self.table == table:
+            yield self
+            return
+        for index in sorted(self.children):
+            yield from self.children[index].descendants(table)
+
+
+class Tree:
+    """One group's rows, its reservation, and `complete`: per consumer, how many rows of its table are complete."""
+
+    def __init__(self, group: GroupId, children: int, reserved_rows: int, reserved_bytes: int) -> None:
+        self.group = group
+        self.reserved_rows = reserved_rows
+        self.reserved_bytes = reserved_bytes
+        self.settled = False
+        self.num_bytes = 0
+        self.complete: dict[str, int] = {}
+        self.root = Node(group, None)
+        self.root.declared = children
+        self.nodes: dict[RowId, Node] = {group: self.root}
+        self._counts = {Table.group: 1, Table.trajectory: 0, Table.sample: 0}
+        self._undeclared = 0
+        self._declared_samples = 0
+
+    def add(self, row: RowId) -> Node:
+        """A new row under its parent, which exists."""
+        parent = self.nodes[parent_of(row) or row]
+        node = Node(row, parent)
+        parent.children[index_of(row)] = node
+        self.nodes[row] = node
+        self._counts[node.table] += 1
+        self._undeclared += node.table is Table.trajectory
+        return node
+
+    def declare(self, node: Node, children: int, lease: str) -> None:
+        """Fix how many rows will come under a trajectory; the group's own number is fixed at admission."""
+        node.declared, node.declared_by = children, lease
+        self._undeclared -= 1
+        self._declared_samples += children
+
+    def mark(self, node: Node, column: str, mark: CellMark) -> None:
+        node.cells[column] = mark
+        self.num_bytes += mark.num_bytes
+
+    def forget(self, node: Node, columns: frozenset[str], lease: str) -> None:
+        """Take back cells of `columns` that were written under `lease`, at `node` and below it."""
+        for name in columns & node.cells.keys():
+            if node.cells[name].lease == lease:
+                self.num_bytes -= node.cells.pop(name).num_bytes
+        for child in node.children.values():
+            self.forget(child, columns, lease)
+
+    def is_built(self, table: Table) -> bool:
+        """True when every row that was declared, from the group down to `table`, exists."""
+        if table is Table.group:
+            return True
+        built = self._counts[Table.trajectory] == self.root.declared
+        if table is Table.trajectory:
+            return built
+        return built and self._undeclared == 0 and self._counts[Table.sample] == self._declared_samples
+
+    def count(self, table: Table) -> int:
+        """How many rows of `table` exist."""
+        return self._counts[table]
+
+    def rows_of(self, unit: RowId, table: Table) -> list[RowId]:
+        """Ids of the rows of `table` at or below `unit`, in id order (2 before 10)."""
+        return [node.id for node in self.nodes[unit].descendants(table)]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a replay must reproduce, JSON-ready."""
+        return {
+            "reserved": [self.reserved_rows, self.reserved_bytes],
+            "settled": self.settled,
+            "num_bytes": self.num_bytes,
+            "counts": [*self._counts.values(), self._undeclared, self._declared_samples],
+            "complete": {name: count for name, count in sorted(self.complete.items()) if count},
+            "rows": {
+                row: {
+                    "declared": [node.declared, node.declared_by],
+                    "complete_for": sorted(node.complete_for),
+                    "cells": {name: [m.digest, m.num_bytes, m.lease] for name, m in sorted(node.cells.items())},
+                }
+                for row, node in sorted(self.nodes.items())
+            },
+        }
+
+
+def covers(units: "dict[str, Any]", row: RowId) -> bool:
+    """True when `row` or a row above it is among `units`."""
+    if row in units or group_of(row) in units:
+        return True
+    parent = parent_of(row)
+    return parent is not None and parent in units

@@ -1,0 +1,224 @@
+"""The plain sections of the configuration tree: one frozen class for each, with the rules that one section can check alone.
+
+Read by every room through the node it is given. Names, defaults and meanings are declared here once: the reference page
+is generated from these docstrings. `tree` holds the root and the rules between sections.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
+
+from relax.config.base import ComponentConfig, Config, Violation, rule
+from relax.config.component import component
+
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""Letters, digits, `_` and `-`: a name is a part of ids, metrics, file names and override paths."""
+
+Source: TypeAlias = Annotated[ComponentConfig, component("relax.data.table:SOURCES", common=("name", "task", "weight"))]
+Optimizer: TypeAlias = Annotated[ComponentConfig, component("relax.training.table:OPTIMIZERS")]
+Schedule: TypeAlias = Annotated[ComponentConfig, component("relax.training.table:SCHEDULES")]
+
+
+class RunSection(Config):
+    """The run itself."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Name of the run; it lives in `<directory>/<name>`."""
+    directory: str = "runs"
+    """Folder that holds runs."""
+    seed: NonNegativeInt = 0
+    """Every random choice of the run derives from it."""
+    deterministic: bool = False
+    """Bit-identical runs: on-policy, one thread per role, padded engine batches (DE2)."""
+    grace_s: NonNegativeFloat = 30.0
+    """Seconds that SIGTERM leaves for a checkpoint before the run ends."""
+
+
+class ModelSection(Config):
+    """The policy that is trained."""
+
+    path: str
+    """A Hugging Face model folder or name, relative to the working directory."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer; null: the model's own."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """`random` starts from fresh weights, seeded by the run; only the model's configuration is read."""
+
+
+class DataSection(Config):
+    """What the policy is asked."""
+
+    sources: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """Data sources, each with a name, the task that judges it, and its weight in the mixture."""
+    max_prompt_tokens: PositiveInt = 1024
+    """A longer prompt goes to quarantine."""
+    system_prompt: str | None = None
+    """A system message before every prompt that has none."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Extra arguments of the chat template."""
+
+    @rule
+    def sources_have_different_names(self) -> Iterator[Violation]:
+        yield from repeated_names("sources", self.sources)
+
+
+class TaskConfig(Config):
+    """How trajectories of one task are made and judged."""
+
+    env: Annotated[ComponentConfig, component("relax.tasks.table:ENVIRONMENTS")] = ComponentConfig(type="single_turn")
+    """The environment that answers the policy."""
+    rewards: tuple[Annotated[ComponentConfig, component("relax.tasks.table:REWARDS")], ...] = ()
+    """Judges of a trajectory; its reward is their weighted sum."""
+    timeout_s: PositiveFloat = 60.0
+    """Seconds that one attempt at a trajectory may take."""
+    max_attempts: PositiveInt = 2
+    """Attempts at a trajectory before it counts as failed."""
+    on_failure: Literal["survivors", "drop"] = "survivors"
+    """A failed trajectory leaves its group to the survivors, or ends the whole group."""
+    min_survivors: PositiveInt = 2
+    """Fewest survivors that are still trained; a group with fewer ends as failed."""
+
+
+class StageConfig(Config):
+    """One stage of training: an algorithm for a number of steps."""
+
+    name: Name
+    """Name of the stage."""
+    steps: PositiveInt
+    """Weight versions to publish in this stage."""
+    groups_per_step: PositiveInt
+    """Groups (prompts) that one step trains on."""
+    algorithm: Annotated[ComponentConfig, component("relax.algorithms.table:ALGORITHMS", common=("group_size",))]
+    """The loss, its advantages, and the number of siblings in a group."""
+    sources: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """Names of the data sources to use; null: all."""
+    optimizer: Optimizer | None = None
+    """Replaces `training.optimizer` in this stage."""
+    schedule: Schedule | None = None
+    """Replaces `training.schedule` in this stage."""
+    max_staleness: NonNegativeInt | None = None
+    """Replaces `rollout.max_staleness` in this stage; 0 is on-policy, null is unset."""
+
+
+class SamplingSection(Config):
+    """How the policy samples."""
+
+    temperature: PositiveFloat = 1.0
+    """Divides the logits; logprobs are of the tempered distribution (TK5)."""
+    max_tokens: PositiveInt = 256
+    """Most tokens of one completion."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: NonNegativeInt = 0
+    """Samples from the k likeliest tokens; 0 is off."""
+
+
+class RolloutSection(Config):
+    """How samples are made, and how old they may be."""
+
+    max_staleness: NonNegativeInt = 1
+    """Most steps between the weights that sampled a token and the step that trains on it (ST1); 0 is synchronous."""
+    over_age: Literal["wait"] = "wait"
+    """What happens to a group that is late (ST5)."""
+    on_load: Literal["recompute", "keep", "drain", "abort"] = "recompute"
+    """What happens to running requests when an engine loads new weights (WS6)."""
+    replicas: PositiveInt = 1
+    """Engines that sample."""
+    engine: Annotated[ComponentConfig, component("relax.engines.table:ENGINES")] = ComponentConfig(type="torch")
+    """The inference engine."""
+    sampling: SamplingSection = Field(default_factory=SamplingSection)
+    """Sampling settings of training."""
+    max_context_tokens: PositiveInt | None = None
+    """Most tokens of a whole trajectory, prompt included; null: the prompt's and the completion's limits alone."""
+
+
+class CheckpointSection(Config):
+    """Checkpoints for people and for resuming."""
+
+    every: PositiveInt = 100
+    """Steps between checkpoints; one is always written at the end of a stage."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints that are kept."""
+
+
+class TrainingSection(Config):
+    """How gradients are made and applied."""
+
+    backend: Annotated[ComponentConfig, component("relax.training.table:BACKENDS")] = ComponentConfig(type="torch")
+    """What computes gradients."""
+    optimizer: Optimizer = ComponentConfig(type="adamw")
+    """The optimizer, and its learning rate."""
+    schedule: Schedule = ComponentConfig(type="constant")
+    """The learning rate over the steps of a stage."""
+    grad_clip: PositiveFloat | None = 1.0
+    """Largest norm of the gradient; null: not clipped."""
+    microbatch_tokens: PositiveInt = 4096
+    """Most tokens in one forward and backward pass."""
+    max_nonfinite_steps: PositiveInt = 3
+    """Steps with a non-finite loss or gradient before the run stops (LO6)."""
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    """When checkpoints are written and how many are kept."""
+
+
+class WeightsSection(Config):
+    """How weight versions travel from the trainer to the engines."""
+
+    transport: Literal["auto", "memory"] = "auto"
+    """`memory` is one process; `auto` is the best that the runtime offers."""
+    keep: PositiveInt = 2
+    """Newest versions that are kept; one that somebody holds is never deleted (WS7)."""
+    probe_tolerance: PositiveFloat = 1e-4
+    """Largest accepted difference of logprobs between trainer and engine after a load (WS4)."""
+
+
+class BusSection(Config):
+    """The TransferQueue: admission waits when it is full (TQ5)."""
+
+    max_rows: Literal["auto"] | PositiveInt = "auto"
+    """Most rows of admitted groups; `auto` is what the staleness bound needs."""
+    max_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(2 << 30)
+    """Most bytes of admitted groups: a number, or a text such as `512MiB` or `2GiB`."""
+
+
+class EvalSet(Config):
+    """One set of prompts to evaluate on."""
+
+    name: Name
+    """Name of the set in metrics."""
+    source: Source
+    """Where its prompts come from."""
+    samples: PositiveInt = 1
+    """Completions for each prompt."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 is greedy."""
+    max_records: PositiveInt | None = None
+    """Prompts to use; null: all."""
+    max_tokens: PositiveInt | None = None
+    """Most tokens of one completion; null: as in training."""
+
+
+class EvalSection(Config):
+    """Evaluation while training."""
+
+    every: NonNegativeInt = 0
+    """Steps between evaluations; 0: only at the start and the end of each stage that samples."""
+    engine: Literal["own"] = "own"
+    """`own` is a second engine that holds the evaluated version."""
+    sets: tuple[EvalSet, ...] = ()
+    """What to evaluate on."""
+
+    @rule
+    def sets_have_different_names(self) -> Iterator[Violation]:
+        yield from repeated_names("sets", self.sets)
+
+
+def repeated_names(key: str, nodes: Any) -> Iterator[Violation]:
+    """One violation for each node of the list at `key` that repeats the `name` of an earlier one."""
+    first: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if node.name in first:
+            yield (key, index, "name"), f"{node.name!r} is already the name of {key}.{first[node.name]}; rename one"
+        first.setdefault(node.name, index)

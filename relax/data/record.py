@@ -1,0 +1,187 @@
+"""From the raw value of one record to a typed `Record`, or a `Refusal` that says what is wrong with it.
+
+Called by `PromptStream` and `read_prompts` for every record. Nothing is guessed or filled in: a value is taken as it is,
+converted by a written rule (`reference_type`), or the record is refused.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import get_args
+
+from relax.core.message import Json, Message, Part, Role, TextPart, text_message
+from relax.core.protocol import Record
+from relax.data.config import SourceConfig
+from relax.data.dataset import Refusal
+
+ROLES: tuple[str, ...] = get_args(Role)
+ANSWERED_ROLES = ("user", "tool")
+"""The policy answers these, so a prompt ends with one of them."""
+
+
+def read_record(value: Json, config: SourceConfig, index: int) -> Record:
+    """The record with position `index` in its source. Raises Refusal."""
+    value = json_ready(value)
+    if not isinstance(value, dict):
+        raise Refusal("not a record", f"expected a mapping of keys to values, found {_kind(value)}")
+    return Record(
+        source=config.name,
+        index=index,
+        task=config.task,
+        messages=_read_conversation(value, config),
+        reference=_read_reference(value, config),
+        metadata=_read_metadata(value, config),
+    )
+
+
+def json_ready(value: Json) -> Json:
+    """`value` as plain JSON values; NaN and infinities become None. Raises Refusal for what JSON has no form for."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise Refusal("unencodable text", f"half of a surrogate pair in {value[:40]!r}")
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        return json_ready(value.tolist())
+    raise Refusal("mistyped field", f"a {type(value).__name__} is not a JSON value")
+
+
+def _read_conversation(value: dict[str, Json], config: SourceConfig) -> tuple[Message, ...]:
+    present = [key for key in (config.prompt_key, config.messages_key) if value.get(key) is not None]
+    if len(set(present)) == 2:
+        raise Refusal("ambiguous prompt", f"both {present[0]!r} and {present[1]!r} are set; keep one of them")
+    if not present:
+        raise _missing(f"{config.prompt_key!r} (or {config.messages_key!r})", config.prompt_key, value)
+    key = present[0]
+    content = value[key]
+    if isinstance(content, str) and key == config.prompt_key:
+        messages: tuple[Message, ...] = (text_message("user", content),)
+    elif isinstance(content, list):
+        messages = tuple(_read_message(item) for item in content)
+    else:
+        raise Refusal("mistyped field", f"{key!r} must be text or a list of messages, found {_kind(content)}")
+    if not messages:
+        raise Refusal("empty prompt", f"{key!r} holds no message")
+    if messages[-1].role not in ANSWERED_ROLES:
+        raise Refusal(
+            "no turn to answer", f"the last message is the {messages[-1].role}'s; it must be a user or tool turn"
+        )
+    if not any(not isinstance(part, TextPart) or part.text.strip() for part in messages[-1].parts):
+        raise Refusal("empty prompt", "the last message is empty")
+    return messages
+
+
+def _read_message(item: Json) -> Message:
+    if not isinstance(item, dict):
+        raise Refusal("mistyped field", f"a message must be a mapping with role and content, found {_kind(item)}")
+    role = item.get("role")
+    if role not in ROLES:
+        raise Refusal("mistyped field", f"message role {role!r} is not one of {', '.join(ROLES)}")
+    ignored = sorted(set(item) - {"role", "content"})
+    if ignored:
+        raise Refusal("unknown message key", f"{', '.join(ignored)}; a message has role and content")
+    content = item.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    if isinstance(content, str):
+        return text_message(role, content)
+    if isinstance(content, list):
+        return Message(role, tuple(_read_part(part) for part in content))
+    raise Refusal("mistyped field", f"the {role}'s content must be text or a list of parts, found {_kind(content)}")
+
+
+def _read_part(item: Json) -> Part:
+    if isinstance(item, str):
+        return TextPart(item)
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind not in PART_READERS:
+        raise Refusal("unsupported part", f"part type {kind!r} is not one of {', '.join(PART_READERS)}")
+    return PART_READERS[kind](item)
+
+
+def _read_text_part(item: dict[str, Json]) -> TextPart:
+    if set(item) != {"type", "text"} or not isinstance(item["text"], str):
+        raise Refusal("mistyped field", f"a text part has exactly type and text, found {sorted(item)}")
+    return TextPart(item["text"])
+
+
+PART_READERS: dict[str, Callable[[dict[str, Json]], Part]] = {"text": _read_text_part}
+"""One reader for each type of part that a record may hold."""
+
+
+def _read_reference(value: dict[str, Json], config: SourceConfig) -> Json:
+    key = config.reference_key
+    if key is None:
+        return None
+    if value.get(key) is None:
+        raise _missing(f"{key!r} (set reference_key: null for a task without)", key, value)
+    return REFERENCE_READERS[config.reference_type](value[key])
+
+
+def _text_reference(reference: Json) -> Json:
+    if isinstance(reference, str):
+        return reference
+    if isinstance(reference, int | float) and not isinstance(reference, bool):
+        return repr(reference)
+    raise _mistyped_reference(reference, "text or a number")
+
+
+def _number_reference(reference: Json) -> Json:
+    if isinstance(reference, int | float) and not isinstance(reference, bool):
+        return reference
+    if isinstance(reference, str):
+        for read in (int, float):
+            try:
+                number = read(reference)
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                return number
+    raise _mistyped_reference(reference, "a number without unit or comma")
+
+
+def _json_reference(reference: Json) -> Json:
+    return reference
+
+
+REFERENCE_READERS: dict[str, Callable[[Json], Json]] = {
+    "text": _text_reference,
+    "number": _number_reference,
+    "json": _json_reference,
+}
+
+
+def _read_metadata(value: dict[str, Json], config: SourceConfig) -> dict[str, Json]:
+    own = value.get(config.metadata_key)
+    if own is None:
+        own = {}
+    if not isinstance(own, dict):
+        raise Refusal("mistyped field", f"{config.metadata_key!r} must be a mapping, found {_kind(own)}")
+    named = {config.prompt_key, config.messages_key, config.reference_key, config.metadata_key}
+    extra = {key: item for key, item in value.items() if key not in named}
+    clash = sorted(key for key in extra if key in own and own[key] != extra[key])
+    if clash:
+        raise Refusal("ambiguous metadata", f"{', '.join(clash)}: in the record and in its {config.metadata_key!r}")
+    return {**extra, **own}
+
+
+def _missing(wanted: str, key: str, value: dict[str, Json]) -> Refusal:
+    close = difflib.get_close_matches(key, [other for other in value if other != key], n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return Refusal("missing field", f"{wanted} is absent or null among {', '.join(value) or 'no keys'}{hint}")
+
+
+def _mistyped_reference(reference: Json, expected: str) -> Refusal:
+    return Refusal("mistyped reference", f"expected {expected}, found {_kind(reference)} {str(reference)[:40]!r}")
+
+
+def _kind(value: Json) -> str:
+    names = {dict: "a mapping", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,183 @@
+"""The text renderer: the only place where conversations become tokens, and tokens text (TK1-TK4).
+
+Called by data (to measure prompts), by tasks (every turn) and by evaluation. Markup becomes special tokens exactly where the
+chat template wrote it; whatever users, tools or earlier turns say is tokenised as text. Sampled ids are never re-encoded:
+`extend` only ever adds to them.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from relax.core.completion import Ints, frozen
+from relax.core.error import DataError, InvariantError
+from relax.core.message import Json, MediaPart, Message
+from relax.core.protocol import Encoded
+from relax.data.control import ControlText, Guard
+from relax.data.template import ChatTemplate
+from relax.model.vocabulary import Vocabulary
+
+Count = Literal["extended", "branched", "unstable", "merged", "guarded", "rewritten"]
+"""extended: suffixes given; branched: histories no suffix continues (TK2); unstable: extended histories whose ids differ from a
+full render's (case E3); merged: of those, the ones whose boundary lies inside a merged token of the full render (case E5);
+guarded: renders in which data spelled a control token (TK4); rewritten: of those, the ones whose template acts on that text."""
+
+
+class TextRenderer:
+    """A core `Renderer` for text. `counts` is what happened so far, for metrics."""
+
+    def __init__(self, tokenizer: Any, vocabulary: Vocabulary, template_args: Mapping[str, Json] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._template = ChatTemplate(tokenizer, template_args or {})
+        self._control = ControlText(tokenizer, vocabulary)
+        self._control_ids = frozenset(self._control.ids.values())
+        self._stops = self._find_stops()
+        self.counts: Counter[Count] = Counter()
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end an assistant turn: every eos, and the template's own end of turn."""
+        return self._stops
+
+    def encode(self, messages: Sequence[Message], generate: bool = True) -> Encoded:
+        """The conversation's tokens. Raises DataError for media, and for what the template refuses."""
+        pairs = _text_pairs(messages)
+        guard = self._control.guard(text for _, text in pairs)
+        rendered = self._render(guard, pairs, generate)
+        return _encoded(self._leading_bos() + self._tokenise(guard, rendered))
+
+    def extend(self, history: Sequence[Message], token_ids: Ints, messages: Sequence[Message]) -> Encoded | None:
+        """The tokens after a sampled turn, int32[S]: `token_ids` + them is a full render of `history` + `messages` (TK2).
+
+        `history` ends with the reply that `token_ids` (int32[T], the whole context) ends with. A turn that was cut short gets its
+        missing end from here, as tokens that nobody sampled. None when the template changes what was shown or sampled, or ends a
+        turn in another way than the sampled stop token: then the history branches (case E4).
+        """
+        if not history or history[-1].role != "assistant":
+            raise InvariantError("TK2", "extend needs a history that ends with the assistant's reply")
+        pairs = _text_pairs([*history, *messages])
+        guard = self._control.guard(text for _, text in pairs)
+        before = self._render(guard, pairs[: len(history) - 1], True) + guard.protect(history[-1].text)
+        whole = self._render(guard, pairs, True)
+        suffix = None
+        if whole.startswith(before) and self._ends_with(token_ids, history[-1].text):
+            suffix = self._suffix(guard, whole, whole[len(before) :], token_ids)
+        if suffix is None:
+            self.counts["branched"] += 1
+            return None
+        self.counts["extended"] += 1
+        return _encoded(suffix)
+
+    def decode(self, token_ids: Ints) -> str:
+        """A completion's text, its stop token removed; other special tokens stay visible."""
+        ids = [int(token_id) for token_id in token_ids]
+        return self._text(ids[:-1] if ids and ids[-1] in self._stops else ids)
+
+    def is_stable(self, token_ids: Ints) -> bool:
+        """Whether a completion's text encodes to the ids that were sampled; they are trained as sampled either way (TK1)."""
+        ids = [int(token_id) for token_id in token_ids]
+        ids = ids[:-1] if ids and ids[-1] in self._stops else ids
+        return self._text_ids(self._text(ids)) == ids
+
+    def lost_characters(self, messages: Sequence[Message]) -> str:
+        """The characters that vanish in the tokenizer (it has no tokens for them), sorted; "" when none does.
+
+        Normalising tokenizers (case, compatibility forms) lose nothing here.
+        """
+        lost: set[str] = set()
+        for _, text in _text_pairs(messages):
+            decoded = self._text(self._text_ids(text))
+            if decoded != text:
+                lost |= _characters(text) - _characters(decoded)
+        return "".join(sorted(lost))
+
+    def _suffix(self, guard: Guard, whole: str, rest: str, token_ids: Ints) -> list[int] | None:
+        """The ids of `rest`, what the full render `whole` holds after the reply, without the stop that was sampled."""
+        ids = self._tokenise(guard, rest)
+        stopped = int(token_ids[-1]) in self._stops
+        if stopped and ids[:1] != [int(token_ids[-1])]:
+            return None
+        full = self._leading_bos() + self._tokenise(guard, whole)
+        separated = not ids or full[-len(ids) :] == ids
+        if not separated and self._text(ids) != guard.restore(rest):
+            return None  # on its own the rest means other tokens than within the conversation
+        suffix = ids[1:] if stopped else ids
+        if full != [*map(int, token_ids), *suffix]:
+            self.counts["unstable"] += 1
+            self.counts["merged"] += not separated
+        return suffix
+
+    def _ends_with(self, token_ids: Ints, reply: str) -> bool:
+        return len(token_ids) > 0 and self.decode(token_ids).endswith(reply)
+
+    def _render(self, guard: Guard, pairs: Sequence[tuple[str, str]], generate: bool) -> str:
+        """The conversation as text, with `guard`'s markers for control strings of data."""
+        protected = [(role, guard.protect(text)) for role, text in pairs]
+        rendered = self._template.render(protected, generate)
+        if guard.marks(rendered):
+            self.counts["guarded"] += 1
+            # A template that looks for such text would have rendered it another way; the safe form is kept.
+            self.counts["rewritten"] += guard.restore(rendered) != self._template.render(pairs, generate)
+        return rendered
+
+    def _tokenise(self, guard: Guard, rendered: str) -> list[int]:
+        if not guard.marks(rendered):
+            ids = self._ids(rendered)
+            if sum(token_id in self._control_ids for token_id in ids) == self._control.count(rendered):
+                return ids
+        found: list[int] = []
+        for control_id, text in self._control.split(rendered):
+            found += [control_id] if control_id is not None else self._text_ids(guard.restore(text))
+        return found
+
+    def _text_ids(self, text: str) -> list[int]:
+        """The ids of text from data: never a control token. Raises DataError when the tokenizer insists on one."""
+        ids = self._ids(text, split_special_tokens=True)
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        # Added tokens that are not marked special are found all the same: cut them in two.
+        ids = [token_id for part in self._control.cut(text) for token_id in self._ids(part, split_special_tokens=True)]
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        raise DataError(f"the tokenizer makes special tokens of plain text: {text[:80]!r}")
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _leading_bos(self) -> list[int]:
+        """A chat template writes its own BOS, so one is added only where there is no template and the tokenizer would."""
+        bos_id = self._vocabulary.bos_id
+        return [bos_id] if not self._template.present and self._vocabulary.adds_bos and bos_id is not None else []
+
+    def _find_stops(self) -> tuple[int, ...]:
+        stops = list(self._vocabulary.stop_ids)
+        tail = self._template.turn_end() if self._template.present else ""
+        ends = [token_id for token_id, text in self._control.split(tail) if token_id is not None or text.strip()]
+        if ends and ends[0] is not None and self._vocabulary.allowed[ends[0]]:
+            stops.append(ends[0])
+        return tuple(dict.fromkeys(stops))
+
+
+def _text_pairs(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, MediaPart):
+                raise DataError(
+                    f"a {message.role} message holds {part.type} {part.uri!r}, but the model reads text only"
+                )
+    return [(message.role, message.text) for message in messages]
+
+
+def _encoded(ids: list[int]) -> Encoded:
+    return Encoded(frozen(np.asarray(ids, dtype=np.int32)))
+
+
+def _characters(text: str) -> set[str]:
+    return set(unicodedata.normalize("NFKC", text).casefold())

@@ -1,0 +1,161 @@
+"""From records to prompts: an endless resumable stream for training, and one pass over an evaluation set.
+
+Built by the data service from a source's configuration node. A record becomes a prompt here and nowhere else: read, given
+the system prompt, rendered once to measure it; or it is refused into the quarantine and the run goes on.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from relax.core.error import DataError
+from relax.core.message import Json, Message, Prompt, PromptKey, text_message
+from relax.core.protocol import Renderer
+from relax.data.config import SourceConfig
+from relax.data.cursor import Cursor
+from relax.data.dataset import DataSet, Refusal
+from relax.data.quarantine import Quarantine
+from relax.data.record import read_record
+from relax.data.table import SOURCES
+
+
+class CheckingRenderer(Renderer, Protocol):
+    """A renderer that can say which characters of a conversation its tokenizer has no tokens for."""
+
+    def lost_characters(self, messages: Sequence[Message]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRules:
+    """What holds for the prompts of every source: a limit in tokens, the rendered markup included; the system prompt."""
+
+    max_prompt_tokens: int
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Turns the records of one data set into prompts."""
+
+    dataset: DataSet
+    config: SourceConfig
+    renderer: CheckingRenderer
+    rules: PromptRules
+    quarantine: Quarantine
+
+    def read(self, index: int, pass_number: int) -> Prompt | None:
+        """The prompt of a record, or None when it was refused (and is now in the quarantine)."""
+        value: Json = None
+        try:
+            value = self.dataset.read(index)
+            record = read_record(value, self.config, index)
+            messages = self._checked(record.messages)
+        except Refusal as refusal:
+            excerpt = refusal.excerpt if refusal.excerpt is not None else json.dumps(value, default=repr)
+            self.quarantine.add(self.config.name, index, self.dataset.location(index), refusal, excerpt)
+            return None
+        key = PromptKey(self.config.name, index, pass_number)
+        return Prompt(key, record.task, messages, record.reference, record.metadata or {})
+
+    def nothing_usable(self) -> DataError:
+        """The error for a data set in which every record was refused."""
+        name, reasons = self.config.name, self.quarantine.summary(self.config.name)
+        return DataError(
+            f"source {name!r}: none of its {len(self.dataset)} records can be used: {reasons};"
+            " mend the data, or the keys and limits of the source"
+        )
+
+    def _checked(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages as the policy will see them. Raises Refusal when it cannot."""
+        system_prompt = self.rules.system_prompt
+        if system_prompt is not None and messages[0].role != "system":
+            messages = (text_message("system", system_prompt), *messages)
+        try:
+            lost = self.renderer.lost_characters(messages)
+            if lost:
+                raise Refusal("unencodable text", f"the tokenizer has no tokens for {lost[:20]!r}")
+            num_tokens = len(self.renderer.encode(messages).token_ids)
+        except Refusal:
+            raise
+        except DataError as error:
+            raise Refusal("cannot be rendered", str(error)) from error
+        if num_tokens > self.rules.max_prompt_tokens:
+            raise Refusal(
+                "over-long prompt", f"{num_tokens} tokens, data.max_prompt_tokens is {self.rules.max_prompt_tokens}"
+            )
+        if num_tokens == 0:
+            raise Refusal("empty prompt", "the rendered prompt has no token")
+        return messages
+
+
+class PromptStream:
+    """A core `Source`: endless passes over one data set. Iterating, saving and restoring all speak of one position."""
+
+    def __init__(self, reader: PromptReader, *, seed: int) -> None:
+        self._reader = reader
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def __next__(self) -> Prompt:
+        """The next prompt; never ends. Raises DataError when every record of the data set was refused."""
+        self._reader.quarantine.open()
+        refused: set[int] = set()
+        while len(refused) < len(self._reader.dataset):
+            pass_number = self._cursor.pass_number
+            index = self._cursor.advance()
+            prompt = self._reader.read(index, pass_number)
+            if prompt is not None:
+                return prompt
+            refused.add(index)
+        raise self._reader.nothing_usable()
+
+    def state(self) -> dict[str, Json]:
+        return self._cursor.state()
+
+    def restore(self, state: Mapping[str, Json]) -> None:
+        """Go on from a saved state, before or after iteration began. Raises DataError when the data set is another one."""
+        self._cursor.restore(state)
+
+    @cached_property
+    def _cursor(self) -> Cursor:
+        dataset, config = self._reader.dataset, self._reader.config
+        return Cursor(config.name, seed=self._seed, size=len(dataset), digest=dataset.digest, shuffle=config.shuffle)
+
+
+def build_reader(
+    config: SourceConfig, *, renderer: CheckingRenderer, rules: PromptRules, quarantine: Quarantine, seed: int
+) -> PromptReader:
+    """The reader of one source node; `seed` is the run's. Opens nothing."""
+    dataset = SOURCES.component(config.type)(config, seed=seed)
+    return PromptReader(dataset, config, renderer, rules, quarantine)
+
+
+def read_prompts(
+    config: SourceConfig,
+    *,
+    renderer: CheckingRenderer,
+    rules: PromptRules,
+    quarantine: Quarantine,
+    seed: int = 0,
+    max_records: int | None = None,
+) -> list[Prompt]:
+    """One pass over a source in the data set's own order: its usable records as prompts, the first `max_records` of them.
+
+    Raises DataError when there is none.
+    """
+    reader = build_reader(config, renderer=renderer, rules=rules, quarantine=quarantine, seed=seed)
+    quarantine.open()
+    prompts: list[Prompt] = []
+    for index in range(len(reader.dataset)):
+        if max_records is not None and len(prompts) == max_records:
+            break
+        prompt = reader.read(index, pass_number=0)
+        if prompt is not None:
+            prompts.append(prompt)
+    if not prompts:
+        raise reader.nothing_usable()
+    return prompts

@@ -1,0 +1,48 @@
+"""Configuration of the engines; loads without torch.
+
+Read by the configuration tree through `relax.engines.table`, and by the engine that a node belongs to.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from relax.config.base import ComponentConfig
+
+
+class TorchEngineConfig(ComponentConfig):
+    """The embedded engine."""
+
+    type: Literal["torch"] = "torch"
+    slots: int = Field(default=128, ge=1)
+    """Requests that decode at the same time."""
+    kv_tokens: int | None = Field(default=None, ge=16)
+    """Bound on the tokens whose keys and values are held, prefixes included; None: slots x context, allocated as needed."""
+    max_context_tokens: int | None = Field(default=None, ge=2)
+    """Longest prompt plus completion; None: what the model's positions and `kv_tokens` allow."""
+    burst: int = Field(default=32, ge=1)
+    """Decode steps per call on the compute thread. Requests join, leave and are delivered at every step all the same."""
+    prefill_tokens: int = Field(default=4096, ge=1)
+    """Padded tokens of one prefill forward; a longer prompt is prefilled alone."""
+
+
+class EmulatedEngineConfig(ComponentConfig):
+    """An engine without a model: tokens from a seeded stream, durations on the injected clock."""
+
+    type: Literal["emulated"] = "emulated"
+    slots: int = Field(default=64, ge=1)
+    """Requests that run at the same time; the others wait."""
+    vocabulary_size: int = Field(default=100, ge=1)
+    max_context_tokens: int = Field(default=4096, ge=2)
+    length: Literal["budget", "uniform"] = "budget"
+    """Tokens per request: the whole budget (ends `length`), or uniform in 1..budget by the request's seed (ends `stop`)."""
+    duration: Literal["constant", "lognormal"] = "lognormal"
+    mean_s: float = Field(default=1.0, ge=0)
+    """Mean running time of a request, whatever its length."""
+    sigma: float = Field(default=1.0, ge=0)
+    """Of the logarithm of the duration, for `lognormal`."""
+    load_s: float = Field(default=0.1, ge=0)
+    failure_rate: float = Field(default=0.0, ge=0, le=1)
+    """Share of requests that raise EngineError half way."""
+    load_failure_rate: float = Field(default=0.0, ge=0, le=1)
+    """Share of loads that raise; the old version goes on serving."""

@@ -1,0 +1,260 @@
+"""The embedded engine: the async shell around the batcher, behind the core protocol `RolloutEngine`.
+
+Called by the router, the weight service and evaluation. The event loop never computes: bursts of decode steps run on the
+compute thread while there is work. Invariant: whatever happens in `load`, the engine serves exactly one whole version (WS5).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from relax.core.completion import Completion, GenerateInput, Sampling, Session
+from relax.core.error import EngineError, RelaxError, TransportError
+from relax.core.protocol import Compute, EngineStatus, LoadMode, WeightReader
+from relax.core.version import Version
+from relax.core.weight import LoadReport, WeightSet
+from relax.engines.config import TorchEngineConfig
+from relax.engines.refusal import RefusedError, check_base, checked_budget
+from relax.engines.torch.batcher import Batcher
+from relax.engines.torch.forward import Forward
+from relax.engines.torch.invariance import check_invariance
+from relax.engines.torch.request import Request
+from relax.engines.torch.sampler import Sampler
+from relax.model.name import bind_tensors, published_tensors
+from relax.model.vocabulary import Vocabulary
+
+_EXACT_ROWS = 4
+"""Rows of a linear layer are bit-equal for every batch of at least this many (FACTS, Determinism)."""
+
+
+class TorchEngine:
+    """`model` becomes the engine's own: its parameters are replaced at every load. It must not be the trainer's.
+
+    `compute` stays the caller's to close. An engine serves nothing before its first `load`, which needs no `pause`.
+    """
+
+    def __init__(
+        self,
+        config: TorchEngineConfig,
+        model: Any,
+        vocabulary: Vocabulary,
+        compute: Compute,
+        name: str,
+        deterministic: bool = False,
+    ) -> None:
+        self._config = config
+        self._model = model.eval()
+        self._vocabulary = vocabulary
+        self._compute = compute
+        self._name = name
+        self._deterministic = deterministic
+        min_rows = _EXACT_ROWS if deterministic else 1
+        self._forward = Forward(model, min_rows)
+        self.context = _context(config, model, min_rows)
+        """Most tokens that a prompt and its completion can have together."""
+        self._batcher = Batcher(
+            self._forward,
+            Sampler(vocabulary.allowed, self._forward.device),
+            self._deliver,
+            slots=config.slots,
+            kv_tokens=config.kv_tokens or max(config.slots, min_rows) * self.context,
+            prefill_tokens=config.prefill_tokens,
+            exact=deterministic,
+        )
+        self._version: Version | None = None
+        self._state: Literal["open", "pausing", "paused", "closed"] = "open"
+        self._mode: LoadMode = "recompute"
+        self._loading = False
+        self._failed: str | None = None
+        self._drive_task: asyncio.Task[None] | None = None
+
+    async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
+        """Sample until a stop id or the budget. Cancelling the call frees its slot.
+
+        Raises RefusedError (ContextError, StaleError) for what cannot be served, EngineError when the engine cannot serve.
+        While the engine is paused the call waits for `resume`, which the weight service owes on every path (WS5).
+        """
+        version = self._serving()
+        check_base(session, version.number, self._name)
+        if input.features:
+            raise RefusedError(f"engine {self._name} serves text only; the prompt has {', '.join(input.features)}")
+        budget = checked_budget(input, sampling, self.context, self._vocabulary.size)
+        request = Request(
+            prompt=input.token_ids.tolist(),
+            sampling=sampling,
+            session=session,
+            budget=budget,
+            stop_ids=frozenset(sampling.stop_ids or self._vocabulary.stop_ids),
+            shared=_shared_prompt(input, session),
+            waiter=asyncio.get_running_loop().create_future(),
+        )
+        self._batcher.submit(request)
+        self._ensure_driving()
+        try:
+            result: Completion = await request.waiter
+            return result
+        except asyncio.CancelledError:
+            self._batcher.cancel(request)
+            self._ensure_driving()
+            raise
+
+    async def pause(self, mode: LoadMode) -> None:
+        """Stop at a token boundary; `drain` lets running requests end first. Cancelled or failing, the engine goes on."""
+        if self._state != "open":
+            raise EngineError(f"engine {self._name} is {self._state}; pause needs an engine that is running")
+        self._state = "pausing"
+        try:
+            self._batcher.admits = False
+            self._batcher.interrupted = mode != "drain"
+            if self._drive_task is not None:
+                # Ends by itself: after one step, or when the running requests have used up their budgets.
+                await asyncio.wait({self._drive_task})
+            if mode == "abort":
+                await self._compute.run(self._batcher.abort_running)
+        except BaseException:
+            self._reopen()
+            raise
+        self._state, self._mode = "paused", mode
+
+    async def load(self, version: Version, reader: WeightReader) -> LoadReport:
+        """Swap to `version`; on any error the old weights are bound again (WS3, WS5)."""
+        if self._loading:
+            raise EngineError(f"engine {self._name} is already loading; wait for that load to end")
+        if self._state == "closed":
+            raise EngineError(f"engine {self._name} is closed")
+        if self._state != "paused" and self._version is not None and self._failed is None:
+            raise EngineError(f"engine {self._name} is running; pause it before load({version})")
+        self._loading = True
+        try:
+            weights = await reader.fetch(version)
+            if weights.manifest.version != version:
+                raise TransportError(f"asked for {version}, got {weights.manifest.version}; the old version stays")
+            return await self._compute.run(self._swap, weights)
+        except RelaxError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"engine {self._name} could not load {version} and keeps {self._version}: {error}"
+            ) from error
+        finally:
+            self._loading = False
+
+    async def resume(self) -> None:
+        """Go on with whatever version is bound."""
+        if self._state != "paused":
+            raise EngineError(f"engine {self._name} is {self._state}; resume needs a paused engine")
+        if self._loading:
+            raise EngineError(f"engine {self._name} is loading; wait for the load to end before resume")
+        self._reopen()
+
+    async def status(self) -> EngineStatus:
+        return EngineStatus(
+            name=self._name,
+            version=self._version,
+            accepting=self._state == "open" and self._version is not None and self._failed is None,
+            running=self._batcher.running,
+            waiting=self._batcher.waiting,
+            capacity=self._config.slots,
+            failed=self._failed,
+            sampled_tokens=self._batcher.sampled_tokens,
+            busy_s=self._compute.busy_s,
+        )
+
+    async def self_test(self) -> None:
+        """Raises EngineError when a request's bits depend on its batch (DE2). Run by itself at a deterministic first load."""
+        await self._compute.run(check_invariance, self._model, _EXACT_ROWS, self._vocabulary.size)
+
+    async def close(self) -> None:
+        """Fail whatever still waits. Idempotent."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        self._batcher.interrupted = True
+        if self._drive_task is not None:
+            await asyncio.wait({self._drive_task})
+        await self._compute.run(self._batcher.fail_all, f"engine {self._name} was closed")
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _serving(self) -> Version:
+        if self._state == "closed":
+            raise EngineError(f"engine {self._name} is closed")
+        if self._failed is not None:
+            raise EngineError(f"engine {self._name} has failed ({self._failed}); load a version to restart it")
+        if self._version is None:
+            raise EngineError(f"engine {self._name} has no version yet; load one before generate")
+        return self._version
+
+    def _reopen(self) -> None:
+        self._state = "open"
+        self._batcher.admits = True
+        self._batcher.interrupted = False
+        self._ensure_driving()
+
+    def _ensure_driving(self) -> None:
+        if self._state == "open" and self._drive_task is None and self._batcher.has_work:
+            self._drive_task = asyncio.create_task(self._drive(), name=f"engine {self._name}")
+
+    async def _drive(self) -> None:
+        """Runs bursts until there is nothing to do, the engine is paused, or the model fails; then ends."""
+        try:
+            while self._batcher.has_work and not self._batcher.interrupted:
+                await self._compute.run(self._batcher.step, self._config.burst)
+        except Exception as error:
+            self._failed = f"{type(error).__name__}: {error}"
+            await self._compute.run(self._batcher.fail_all, f"engine {self._name} failed: {self._failed}")
+        finally:
+            self._drive_task = None
+
+    def _deliver(self, request: Request, result: Completion | Exception) -> None:
+        """On the compute thread: hand a result over to the event loop at once, in the middle of a burst too."""
+        future: asyncio.Future[Completion] = request.waiter
+        settle: Callable[[], None] = partial(_settle, future, result)
+        future.get_loop().call_soon_threadsafe(settle)
+
+    def _swap(self, weights: WeightSet) -> LoadReport:
+        """On the compute thread: bind, prove, prefill again; or put everything back."""
+        old = published_tensors(self._model)
+        started = time.perf_counter()
+        try:
+            bind_tensors(self._model, {name: value.to(self._forward.device) for name, value in weights.tensors.items()})
+            if self._deterministic and self._version is None:
+                check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size)
+            probe = weights.manifest.probe
+            logprobs = None if probe is None else self._forward.logprobs(probe.token_ids, self._vocabulary.allowed)
+            swapped = time.perf_counter()
+            tokens = self._batcher.switch(weights.manifest.version.number, keep=self._mode == "keep")
+        except BaseException:
+            bind_tensors(self._model, old)
+            self._batcher.forget()
+            raise
+        self._version, self._failed = weights.manifest.version, None
+        return LoadReport(logprobs, swapped - started, time.perf_counter() - swapped, tokens)
+
+
+def _context(config: TorchEngineConfig, model: Any, min_rows: int) -> int:
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    bounds = [config.max_context_tokens, positions, config.kv_tokens and config.kv_tokens // min_rows]
+    known = [bound for bound in bounds if bound]
+    if not known:
+        raise EngineError("the model names no longest context; set max_context_tokens of the engine")
+    return int(min(known))
+
+
+def _shared_prompt(input: GenerateInput, session: Session) -> tuple[str, bytes] | None:
+    if session.prefix is None:
+        return None
+    return session.prefix, np.asarray(input.token_ids, dtype=np.int32).tobytes()
+
+
+def _settle(future: "asyncio.Future[Completion]", result: Completion | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,135 @@
+"""Runs the model: ragged prefill into chosen rows, one decode step for the first rows, the logprobs of a probe.
+
+Called by the batcher on the compute thread. Any Hugging Face causal LM works through its own `forward`: masks and positions
+are given explicitly. With `min_rows` 4 the bits of a row do not depend on its neighbours (FACTS, Determinism).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from relax.core.completion import Floats, Ints, frozen
+from relax.core.error import UserError
+from relax.engines.torch.kv import KeyValues, SlotCache, Window
+from relax.model.logprob import token_logprobs
+
+_COLUMN_STEP = 32
+"""Attention reads columns in multiples of this, so that few shapes occur."""
+
+Placement = tuple[Sequence[int], Sequence[int]]
+"""Token ids to prefill, and the rows that receive them."""
+
+
+class Forward:
+    """`cache` is read and written; the rest is scratch. Not thread-safe: one compute thread owns it."""
+
+    def __init__(self, model: Any, min_rows: int = 1) -> None:
+        text = model.config.get_text_config()
+        self._model = model
+        self._masks = _MaskPlan(text, getattr(model.config, "_attn_implementation", None))
+        self.min_rows = min_rows
+        self.device: torch.device = next(model.parameters()).device
+        self.cache = SlotCache(text.num_hidden_layers)
+
+    @torch.inference_mode()
+    def prefill(self, placements: Sequence[Placement], keep: Sequence[bool]) -> list[KeyValues | None]:
+        """Compute keys and values of each placement once and put them into its rows, from column 0.
+
+        Returns a copy of them where `keep` says so. Rows of one call are padded to the longest.
+        """
+        lengths = [len(tokens) for tokens, _ in placements]
+        width = max(max(lengths), self.min_rows)
+        ids = np.zeros((len(placements), width), dtype=np.int64)
+        for number, (tokens, _) in enumerate(placements):
+            ids[number, : lengths[number]] = tokens
+        self.cache.window = None
+        positions = torch.arange(width, device=self.device)
+        self._call(self._tensor(ids), positions.expand(len(placements), width), positions[None, :, None])
+        source = [
+            number * width + np.arange(lengths[number]) for number, (_, rows) in enumerate(placements) for _ in rows
+        ]
+        target = [
+            row * self.cache.columns + np.arange(length)
+            for length, (_, rows) in zip(lengths, placements, strict=True)
+            for row in rows
+        ]
+        self.cache.scatter(self._tensor(np.concatenate(source)), self._tensor(np.concatenate(target)))
+        kept = [self.cache.captured(number, lengths[number]) if wanted else None for number, wanted in enumerate(keep)]
+        self.cache.forget_captured()
+        return kept
+
+    @torch.inference_mode()
+    def decode(self, last: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Tensor:
+        """Logits [n, V] after feeding `last[i]` at position `lengths[i]` of row `i`, for the first n rows."""
+        used, rows = len(last), max(len(last), self.min_rows)
+        ids, positions = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        ids[:used], positions[:used] = last, lengths
+        needed = int(positions.max()) + 1
+        columns = min(-(-needed // _COLUMN_STEP) * _COLUMN_STEP, self.cache.columns)
+        index = self._tensor(np.arange(rows) * self.cache.columns + positions)
+        self.cache.window = Window(rows, columns, index)
+        column = self._tensor(positions)[:, None]
+        return self._call(self._tensor(ids)[:, None], column, column[:, :, None], columns)[:used, -1]
+
+    @torch.inference_mode()
+    def logprobs(self, token_ids: Ints, allowed: Tensor) -> Floats:
+        """float32[T]: the logprob of each token under temperature 1 (position 0 is 0), in one forward without the cache."""
+        ids = self._tensor(np.array(token_ids, dtype=np.int64))
+        length = len(ids)
+        positions = torch.arange(length, device=self.device)
+        mask = self._masks.build(positions[None, :, None], length, self._model.dtype)
+        logits = self._model(
+            input_ids=ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False
+        ).logits
+        values = np.zeros(length, dtype=np.float32)
+        values[1:] = token_logprobs(logits[0, :-1], ids[1:], 1.0, allowed).cpu().numpy()
+        return frozen(values)
+
+    def _call(self, ids: Tensor, positions: Tensor, queries: Tensor, columns: int | None = None) -> Tensor:
+        mask = self._masks.build(queries, columns or ids.shape[1], self._model.dtype)
+        # Only the last position's logits: prefill needs none, a decode step has one position.
+        logits: Tensor = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.tensor(array, device=self.device)
+
+
+class _MaskPlan:
+    """Additive 4D masks, one per kind of attention that the model has; transformers passes them through untouched."""
+
+    def __init__(self, config: Any, implementation: str | None) -> None:
+        if implementation not in ("sdpa", "eager"):
+            raise UserError(
+                f"attention {implementation!r} takes no explicit masks; load the model with attn_implementation 'sdpa'"
+            )
+        self._window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention" if self._window else "full_attention"]
+        self._kinds = sorted(set(kinds))
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise UserError(f"layers of kind {', '.join(sorted(unknown))} keep no key per token; use another engine")
+
+    def build(self, queries: Tensor, columns: int, dtype: torch.dtype) -> Any:
+        """Masks [B, 1, T, columns] for query positions [B, T, 1]: 0 where a key is seen, -inf elsewhere."""
+        keys = torch.arange(columns, device=queries.device)
+        masks = {kind: self._mask(kind, queries, keys, dtype) for kind in self._kinds}
+        return masks if len(masks) > 1 else masks[self._kinds[0]]
+
+    def _mask(self, kind: str, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        hidden = keys > queries
+        if kind == "sliding_attention":
+            hidden = hidden | (keys <= queries - self._window)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, float("-inf"))
+        return mask.unsqueeze(1)

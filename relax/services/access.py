@@ -1,0 +1,62 @@
+"""What roles may ask of the shared objects: protocols that a plain object, a strict proxy or a remote handle satisfies.
+
+Roles are written against these, so that a role's code does not know which runtime it is on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from relax.bus.row import Fetched, Receipt, RowPut
+from relax.core.id import GroupId
+from relax.services.account import EndState
+
+
+class BusAccess(Protocol):
+    async def take(self, consumer: str, holder: str, max_rows: int = 1) -> Receipt: ...
+
+    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched: ...
+
+    async def put(self, puts: Sequence[RowPut], lease: str | None = None) -> None: ...
+
+    async def renew(self, lease: str) -> None: ...
+
+    async def release(self, lease: str) -> None: ...
+
+    async def ack(self, lease: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the trainer gets: groups bound to `step`, or no receipt when the step holds all the groups that it will get."""
+
+    step: int
+    receipt: Receipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What the trainer reports of a step: whether its update was applied, why not, and what it measured."""
+
+    step: int
+    applied: bool
+    reason: str
+    metrics: dict[str, float]
+
+
+class ControllerAccess(Protocol):
+    async def start(self, group: GroupId) -> int:
+        """The group's first request is about to be sent; returns the base version that its requests must carry."""
+        ...
+
+    async def end(self, group: GroupId, state: EndState, reason: str) -> None: ...
+
+    async def take(self, holder: str) -> Taken: ...
+
+    async def applied(self, outcome: StepOutcome) -> int:
+        """The step is over; returns the next step."""
+        ...
+
+    async def count_late(self, group: GroupId) -> None: ...
+
+

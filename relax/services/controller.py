@@ -1,0 +1,301 @@
+"""The controller: admits groups, binds them to steps, closes steps, and keeps the account.
+
+Roles call it with ids and counts, never with bulk. It owns the gate and the account (state objects) and wakes whoever
+waits when they change. `admit` is its one loop: it consumes prompts, waits for a place at the gate (ST2) and for space on
+the bus (TQ5), and is unblocked by takes, ends, steps and loads.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax.bus.queue import TransferQueue
+from relax.core.error import InvariantError, RelaxError, UserError
+from relax.core.event import Event
+from relax.core.id import GroupId, group_id
+from relax.core.message import Json, Prompt, prompt_to_json
+from relax.core.protocol import Candidate
+from relax.services.access import StepOutcome, Taken
+from relax.services.account import Account, EndState
+from relax.services.gate import Gate
+from relax.services.projection import Projection
+from relax.services.signal import Signal
+
+TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """What a group of this stage may occupy on the bus at most (TQ5)."""
+
+    siblings: int
+    rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageBounds:
+    """Steps `first .. end - 1` belong to the stage. `max_lost` groups may end untrained in one step before it closes (ST4)."""
+
+    name: str
+    first: int
+    end: int
+    groups_per_step: int
+    max_staleness: int
+    size: GroupSize
+    max_lost: int
+    max_empty_steps: int = 3
+    max_nonfinite_steps: int = 3
+
+
+@dataclass(slots=True)
+class StepState:
+    """What the controller remembers of the step being filled, and of bad steps in a row."""
+
+    lost: int = 0
+    closing: bool = False
+    empty_in_row: int = 0
+    nonfinite: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage under way. `live` gives the highest version that a new group could start on now, None when no engine can."""
+
+    bounds: StageBounds
+    bus: TransferQueue
+    live: Callable[[], int | None]
+
+
+class StopRequested(RelaxError):  # noqa: N818 - a request, not a fault
+    """The run was asked to stop; raised by `take`, where the trainer holds nothing half done."""
+
+
+class GateSampler:
+    """Lets the bus lease to the trainer only what the gate allows (ST3); choosing is taking."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def choose(self, candidates: Sequence[Candidate], max_rows: int) -> Sequence[str]:
+        return self._gate.choose(candidates, max_rows)
+
+
+class Controller:
+    """Lives as long as the run; each stage begins with a bus of its own."""
+
+    def __init__(self, gate: Gate, account: Account, projection: Projection) -> None:
+        self.gate, self.account = gate, account
+        self.changed = Signal()
+        self._projection = projection
+        self._stage: Stage | None = None
+        self._stopping = False
+        self._state = StepState()
+        self._next_number = 0
+        self._prompts: dict[GroupId, Prompt] = {}
+
+    # --- stages ---
+
+    @property
+    def stage(self) -> StageBounds:
+        return self._current.bounds
+
+    @property
+    def _current(self) -> Stage:
+        if self._stage is None:
+            raise InvariantError("ST8", "no stage has begun")
+        return self._stage
+
+    @property
+    def _bus(self) -> TransferQueue:
+        return self._current.bus
+
+    @property
+    def next_number(self) -> int:
+        """The admission number of the next new group."""
+        return self._next_number
+
+    def restore(self, next_number: int, step: int, counts: dict[str, Json]) -> None:
+        """Continue after a checkpoint."""
+        self._next_number = next_number
+        self.gate.step = step
+        self.account.restore(counts)
+
+    def begin_stage(self, bounds: StageBounds, bus: TransferQueue, live: Callable[[], int | None]) -> None:
+        """B and S change here only, with an empty queue (ST8)."""
+        self.gate.begin_stage(bounds.groups_per_step, bounds.max_staleness)
+        self._stage, self._state = Stage(bounds, bus, live), StepState()
+
+    async def request_stop(self) -> None:
+        """The trainer's next `take` raises StopRequested; nothing more is admitted."""
+        self._stopping = True
+        await self._wake()
+
+    def outstanding_prompts(self) -> list[tuple[GroupId, Prompt]]:
+        """Groups admitted and not ended, in admission order: a resumed run admits them again under their own numbers."""
+        return sorted(self._prompts.items())
+
+    # --- admission ---
+
+    async def admit(self, prompts: Iterator[Prompt], again: Sequence[tuple[GroupId, Prompt]] = ()) -> None:
+        """Admit what the stage can use, `again` first. Endless while the stage lasts: ended groups are replaced."""
+        waiting = list(again)
+        while True:
+            await self.changed.wait_for(self._may_admit)  # no deadline: a stage that cannot go on is found by the stall watch
+            group, prompt = waiting.pop(0) if waiting else self._next(prompts)
+            await self._admit(group, prompt)
+
+    def _next(self, prompts: Iterator[Prompt]) -> tuple[GroupId, Prompt]:
+        prompt = next(prompts, None)
+        if prompt is None:
+            raise UserError("the data ended before the stage did; a training source repeats its passes for ever")
+        group = group_id(self._next_number)
+        self._next_number += 1
+        return group, prompt
+
+    def _may_admit(self) -> bool:
+        if self._state.closing or self._stopping:
+            return False
+        live, gate, stage = self._current.live(), self.gate, self.stage
+        if live is None or not gate.may_admit(live):
+            return False
+        return gate.taken + gate.outstanding < (stage.end - gate.step) * gate.groups_per_step
+
+    async def _admit(self, group: GroupId, prompt: Prompt) -> None:
+        live = self._current.live()
+        assert live is not None
+        deadline = self.gate.admit(group, live)
+        self.account.admit(group)
+        self._prompts[group] = prompt
+        self._projection.admitted(group, prompt, live, deadline, self.stage.name)
+        cells = {"prompt": prompt_to_json(prompt), "base": np.int64(live)}
+        size = self.stage.size
+        await self._bus.admit(group, cells, children=size.siblings, rows=size.rows, num_bytes=size.num_bytes)
+
+    # --- what roles report ---
+
+    async def start(self, group: GroupId) -> int:
+        """See ControllerAccess. A group that has ended meanwhile keeps the base it had: its results will be late."""
+        if not self.gate.holds(group):
+            return self.gate.step
+        live = self._current.live()
+        before = self.gate.base_of(group)
+        base = self.gate.start(group, live if live is not None else before)
+        if base != before:
+            await self._wake()
+        return base
+
+    async def end(self, group: GroupId, state: EndState, reason: str) -> None:
+        """A group ends without being trained; its place is free at once (ST2)."""
+        if not self.gate.end(group):
+            self._state.late += 1
+            return
+        await self._close_group(group, state, reason)
+        self._state.lost += 1
+        if self._state.lost >= self.stage.max_lost:
+            self._state.closing = True
+        await self._wake()
+
+    async def _close_group(self, group: GroupId, state: EndState, reason: str, step: int | None = None) -> None:
+        self._projection.ended(group, await self._bus.read(group), state, reason, step)
+        self.account.end(group, state, reason)
+        del self._prompts[group]
+        if state != "trained":
+            await self._bus.end(group)
+
+    async def count_late(self, group: GroupId) -> None:
+        self._state.late += 1
+
+    async def _wake(self) -> None:
+        self.changed.notify()
+        await self._bus.poke(TRAINER)
+
+    # --- steps ---
+
+    async def take(self, holder: str) -> Taken:
+        """Groups for the current step, as many as may be taken now; no receipt once the step is complete or closes short."""
+        step = self.gate.step
+        if self._stopping:
+            raise StopRequested("stop requested")
+        if self.gate.is_full or self._closes_now():
+            return Taken(step, None)
+        taking = asyncio.create_task(
+            self._bus.take(TRAINER, holder, max_rows=self.gate.groups_per_step - self.gate.taken), name="take groups"
+        )
+        closing = asyncio.create_task(self.changed.wait_for(self._take_ends), name="wait for an early close")
+        try:
+            await asyncio.wait({taking, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                self.changed.notify()
+                return Taken(step, taking.result())
+            if self._stopping:
+                raise StopRequested("stop requested")
+            return Taken(step, None)
+        finally:
+            for task in (taking, closing):
+                task.cancel()
+            await asyncio.gather(taking, closing, return_exceptions=True)
+
+    def _take_ends(self) -> bool:
+        return self._stopping or self._closes_now()
+
+    def _closes_now(self) -> bool:
+        """A step that lost too many groups closes short as soon as nothing is due (ST4); admission has stopped by then."""
+        return self._state.closing and self.gate.may_close()
+
+    async def applied(self, outcome: StepOutcome) -> int:
+        """Close the step: its groups end, their rows are settled, the gate advances."""
+        trained: tuple[EndState, str] = ("trained", "")
+        state, reason = ("dropped", "nonfinite") if outcome.reason == "nonfinite" else trained
+        groups = self.gate.advance()
+        for group in groups:
+            await self._close_group(group, state, reason, outcome.step)
+        await self._bus.settle(groups)
+        self.account.check()
+        self._projection.stepped(outcome, self.account.counts(), self._state.lost, self._state.late)
+        self._judge(outcome, len(groups))
+        self._state.lost, self._state.closing = 0, False
+        await self._wake()
+        return self.gate.step
+
+    def _judge(self, outcome: StepOutcome, num_groups: int) -> None:
+        """Stop the run after too many steps that trained nothing, with the reason and what to change (LO5, LO6, A21)."""
+        state, stage = self._state, self.stage
+        state.nonfinite += outcome.reason == "nonfinite"
+        if state.nonfinite >= stage.max_nonfinite_steps:
+            raise RelaxError(
+                f"{state.nonfinite} steps of stage {stage.name!r} had a non-finite loss or gradient; "
+                "lower the learning rate, or inspect the dumped batches"
+            )
+        state.empty_in_row = 0 if num_groups else state.empty_in_row + 1
+        if state.empty_in_row >= stage.max_empty_steps:
+            reasons = self.account.counts()["reasons"]
+            raise UserError(
+                f"{state.empty_in_row} steps in a row had no group to train (each gave up after {stage.max_lost} lost groups): "
+                f"{reasons}; look at the failures with `relax show group`, or change the filter or the task"
+            )
+
+    # --- leases that come back ---
+
+    def on_event(self, event: Event) -> None:
+        """Listens to the bus: a trainer's lease that is released or expires puts its groups back (TQ2)."""
+        if event.kind in ("bus/release", "bus/expire") and event.data.get("consumer") == TRAINER:
+            groups = [GroupId(g) for g in event.data["groups"]]
+            self.gate.put_back(groups)
+            self.changed.notify()
+
+    def status(self) -> Mapping[str, Json]:
+        """For `relax status`: where the gate stands."""
+        gate = self.gate
+        return {
+            "stage": self.stage.name,
+            "step": gate.step,
+            "taken": gate.taken,
+            "outstanding": gate.outstanding,
+            "live": self._current.live(),
+            "closing": self._state.closing,
+            "late": self._state.late,
+        }

@@ -1,0 +1,126 @@
+"""The run directory: one folder that holds everything a run knows, with one owner at a time (RR6).
+
+Opened by `relax train`; the other commands only read it.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from relax.core.error import UserError
+from relax.core.message import Json
+
+
+class RunDirectory:
+    """Paths inside `root`. Use as a context manager to hold the lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock: int | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.root / "quarantine.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def curve(self) -> Path:
+        return self.root / "curve.png"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def dumps(self) -> Path:
+        """Batches of non-finite steps (LO6)."""
+        return self.root / "dumps"
+
+    def reference(self, stage: str) -> Path:
+        """The frozen policy that a stage began with."""
+        return self.root / "reference" / f"{stage}.safetensors"
+
+    @property
+    def is_new(self) -> bool:
+        return not self.config.exists()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.summary.exists()
+
+    def __enter__(self) -> "RunDirectory":
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot write run directory {self.root}: {error.strerror}; choose run.directory elsewhere") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(self._lock, 32).decode() or "unknown"
+            os.close(self._lock)
+            raise UserError(f"run {self.root} is owned by process {owner.strip()}; stop it, or choose another run.name") from error
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def owner(self) -> int | None:
+        """The process that holds the lock now, None when the run is not running."""
+        path = self.root / "lock"
+        if not path.exists():
+            return None
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read() or 0)
+        return None
+
+    def write_json(self, path: Path, value: Mapping[str, Json]) -> None:
+        """Whole or not at all: readers never see half a file."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n")
+        os.replace(aside, path)
+
+    def clear(self) -> None:
+        """Forget a finished run; only for `relax train --overwrite`, under the lock."""
+        for path in self.root.iterdir():
+            if path.name == "lock":
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

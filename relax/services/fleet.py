@@ -1,0 +1,50 @@
+"""The rollout engines of a run with their router, each kept at the newest version by an updater of its own.
+
+Started by each stage that samples. Restarting an engine and adding replicas belong to the runtime that can do it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from relax.core.protocol import RolloutEngine
+from relax.core.version import Version
+from relax.engines.router import Router
+from relax.runtime.task import TaskSet
+from relax.weights.updater import EngineUpdater
+
+
+@dataclass(slots=True)
+class Fleet:
+    """`engines` by name, in order; `live` is what the gate asks."""
+
+    router: Router
+    engines: dict[str, RolloutEngine]
+    updaters: Sequence[EngineUpdater] = ()
+    _listeners: list[Callable[[], None]] = field(default_factory=list)
+
+    def live(self) -> int | None:
+        """The highest version live on an engine that can take a request."""
+        return self.router.highest_live()
+
+    def notify(self, version: Version) -> None:
+        """A version was published."""
+        for updater in self.updaters:
+            updater.notify(version)
+
+    def start(self, tasks: TaskSet, on_change: Callable[[], None]) -> None:
+        """Run the updaters as tasks of a stage; `on_change` is called after every load."""
+        self._listeners = [on_change]
+        for name, updater in zip(self.engines, self.updaters, strict=True):
+            tasks.start(f"update {name}", updater.run(), endless=True)
+
+    async def on_live(self, name: str, version: Version) -> None:
+        self.router.set_live(name, version.number)
+        self._changed()
+
+    async def on_failed(self, name: str, reason: str) -> None:
+        self.router.set_failed(name)
+        self._changed()
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()

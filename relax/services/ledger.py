@@ -1,0 +1,207 @@
+"""The ledger: one row per group, trajectory and sample, written once, at its terminal state, and the metrics of each step.
+
+A projection of the run's events in SQLite. Written by `projection`, read by `relax status`, `relax show` and the summary,
+during the run and after it. Each row carries the event number that closed it, so that a resume can cut off what followed
+its checkpoint.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from relax.core.error import UserError
+from relax.core.message import Json
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    id: str
+    event: int
+    stage: str
+    source: str
+    record: int
+    pass_number: int
+    attempt: int
+    task: str
+    base: int
+    deadline: int
+    state: str
+    reason: str
+    step: int | None
+    prompt: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """`versions` says which version sampled which tokens: `12x5,13x3` is five tokens of version 12, then three of 13."""
+
+    id: str
+    event: int
+    reward: float | None
+    parts: str
+    failure: str | None
+    end: str
+    tokens: int
+    versions: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    id: str
+    event: int
+    start: int
+    stop: int
+    tokens: int
+    advantage: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One evaluated trajectory (AC5: outside the training account)."""
+
+    id: str
+    event: int
+    set_name: str
+    step: int
+    reward: float | None
+    failure: str | None
+    text: str
+
+
+LedgerRow = GroupRow | TrajectoryRow | SampleRow | EvaluationRow
+
+_TABLES: Mapping[type, str] = {
+    GroupRow: "group_",
+    TrajectoryRow: "trajectory",
+    SampleRow: "sample",
+    EvaluationRow: "evaluation",
+}
+_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT"}
+
+
+class Ledger:
+    """Not thread-safe: one owner writes; readers open their own with `read_only=True`."""
+
+    def __init__(self, path: Path | str, read_only: bool = False) -> None:
+        if read_only and not Path(path).exists():
+            raise UserError(f"{path} does not exist; is this a run directory of `relax train`?")
+        target = f"file:{path}?mode=ro" if read_only else str(path)
+        self._connection = sqlite3.connect(target, uri=read_only, check_same_thread=False, timeout=10.0)
+        self._connection.row_factory = sqlite3.Row
+        if not read_only:
+            self._create()
+
+    def _create(self) -> None:
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        for row, table in _TABLES.items():
+            columns = ", ".join(f"{f.name} {_column_type(f.type)}" + (" PRIMARY KEY" if f.name == "id" else "") for f in fields(row))
+            self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) WITHOUT ROWID")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS metric (step INTEGER, name TEXT, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS note (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+        self._connection.commit()
+
+    def write(self, rows: Iterable[LedgerRow], metrics: Mapping[int, Mapping[str, float]], notes: Mapping[str, Json]) -> None:
+        """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error."""
+        by_type: dict[type, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            by_type.setdefault(type(row), []).append(astuple(row))
+        with self._connection:
+            for row_type, values in by_type.items():
+                marks = ", ".join("?" * len(fields(row_type)))
+                self._connection.executemany(f"INSERT INTO {_TABLES[row_type]} VALUES ({marks})", values)
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO metric VALUES (?, ?, ?)",
+                [(step, name, float(value)) for step, named in metrics.items() for name, value in named.items()],
+            )
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO note VALUES (?, ?)", [(name, json.dumps(value)) for name, value in notes.items()]
+            )
+
+    def cut_after(self, event: int, step: int) -> None:
+        """Forget what a resume takes back: rows closed after `event`, metrics of steps from `step` on."""
+        with self._connection:
+            for table in _TABLES.values():
+                self._connection.execute(f"DELETE FROM {table} WHERE event > ?", (event,))
+            self._connection.execute("DELETE FROM metric WHERE step >= ?", (step,))
+
+    # --- reading ---
+
+    def group(self, id: str) -> dict[str, Json] | None:
+        found = self._connection.execute("SELECT * FROM group_ WHERE id = ?", (id,)).fetchone()
+        return dict(found) if found else None
+
+    def children(self, row_type: type, id: str) -> list[dict[str, Json]]:
+        """Trajectories of a group or samples of a trajectory, in sibling or index order."""
+        found = self._connection.execute(
+            f"SELECT * FROM {_TABLES[row_type]} WHERE id > ? AND id < ?", (f"{id}/", f"{id}0")
+        ).fetchall()
+        return sorted((dict(row) for row in found), key=lambda row: [int(part) for part in row["id"].split("/")[1:]])
+
+    def counts(self) -> dict[str, int]:
+        """Groups per end state."""
+        rows = self._connection.execute("SELECT state, COUNT(*) AS n FROM group_ GROUP BY state").fetchall()
+        return {row["state"]: row["n"] for row in rows}
+
+    def trained_keys(self) -> list[tuple[str, int, int]]:
+        """(source, record, pass) of every trained group: a multiset that a resume must not change (AC2)."""
+        rows = self._connection.execute("SELECT source, record, pass_number FROM group_ WHERE state = 'trained'").fetchall()
+        return sorted((row["source"], row["record"], row["pass_number"]) for row in rows)
+
+    def metric(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) in step order."""
+        rows = self._connection.execute("SELECT step, value FROM metric WHERE name = ? ORDER BY step", (name,)).fetchall()
+        return [(row["step"], row["value"]) for row in rows]
+
+    def last_metrics(self) -> dict[str, float]:
+        """The newest value of every metric."""
+        rows = self._connection.execute("SELECT name, value, MAX(step) FROM metric GROUP BY name").fetchall()
+        return {row["name"]: row["value"] for row in rows}
+
+    def note(self, name: str) -> Json:
+        found = self._connection.execute("SELECT value FROM note WHERE name = ?", (name,)).fetchone()
+        return json.loads(found["value"]) if found else None
+
+    def staleness_violations(self, bounds: Mapping[str, int]) -> list[str]:
+        """Trained trajectories that hold a token older than their stage's bound; empty when ST1 held."""
+        found: list[str] = []
+        query = (
+            "SELECT t.id, t.versions, g.stage, g.step FROM trajectory t JOIN group_ g ON g.id = substr(t.id, 1, instr(t.id, '/') - 1)"
+            " WHERE g.state = 'trained' AND t.versions != ''"
+        )
+        for row in self._connection.execute(query):
+            oldest = min(version for version, _ in parse_versions(row["versions"]))
+            if row["step"] - oldest > bounds[row["stage"]]:
+                found.append(f"{row['id']}: version {oldest} at step {row['step']}")
+        return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _column_type(annotation: Any) -> str:
+    if annotation in _TYPES:
+        return f"{_TYPES[annotation]} NOT NULL"
+    (inner,) = [part for part in annotation.__args__ if part is not type(None)]
+    return _TYPES[inner]
+
+
+def pack_versions(versions: Iterable[int]) -> str:
+    """Run lengths of sampled tokens' versions, e.g. `12x5,13x3`."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and runs[-1][0] == version:
+            runs[-1][1] += 1
+        else:
+            runs.append([version, 1])
+    return ",".join(f"{version}x{count}" for version, count in runs)
+
+
+def parse_versions(text: str) -> list[tuple[int, int]]:
+    """The inverse of `pack_versions`: (version, tokens) runs."""
+    return [(int(v), int(n)) for v, n in (run.split("x") for run in text.split(",") if run)]

@@ -1,0 +1,144 @@
+"""What the controller's decisions leave behind: ledger rows, metrics, and lines for the monitors.
+
+Called by the controller at admissions, ends and steps. Rows are gathered in memory (bounded by the groups of a step) and
+written once per step on the ledger's own thread; monitors are fed through a queue of their own and never waited for (RR9).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax.bus.row import Fetched
+from relax.core.id import GroupId, Table, table_of
+from relax.core.message import Json, Prompt
+from relax.core.protocol import Compute
+from relax.services.access import StepOutcome
+from relax.services.ledger import EvaluationRow, GroupRow, Ledger, LedgerRow, SampleRow, TrajectoryRow, pack_versions
+from relax.services.row import read_turns
+
+_TEXT_LIMIT = 2000
+"""Characters of prompt and response kept in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    prompt: Prompt
+    base: int
+    deadline: int
+    stage: str
+
+
+class Projection:
+    """`on_step` receives each step's metrics; `number` gives the last event number."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        compute: Compute,
+        number: Callable[[], int],
+        on_step: Callable[[int, Mapping[str, float]], None],
+    ) -> None:
+        self._ledger, self._compute = ledger, compute
+        self._number, self._on_step = number, on_step
+        self._admissions: dict[GroupId, Admission] = {}
+        self._rows: list[LedgerRow] = []
+        self._metrics: dict[int, dict[str, float]] = {}
+        self._notes: dict[str, Json] = {}
+        self.sampled_tokens = 0
+        self.wasted_tokens = 0
+
+    def admitted(self, group: GroupId, prompt: Prompt, base: int, deadline: int, stage: str) -> None:
+        self._admissions[group] = Admission(prompt, base, deadline, stage)
+
+    def ended(self, group: GroupId, fetched: Fetched, state: str, reason: str, step: int | None) -> None:
+        """A group reached its one terminal state; `fetched` holds all its rows, which may be deleted afterwards."""
+        admission = self._admissions.pop(group)
+        event = self._number()
+        self._rows.append(_group_row(group, admission, state, reason, step, event))
+        for id in fetched.ids:
+            if table_of(id) is Table.trajectory:
+                row = _trajectory_row(id, fetched, event)
+                self._rows.append(row)
+                self.sampled_tokens += row.tokens
+                self.wasted_tokens += 0 if state == "trained" else row.tokens
+            elif table_of(id) is Table.sample:
+                self._rows.append(_sample_row(id, fetched, event))
+
+    def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int, late: int) -> None:
+        """A step is over; its metrics are complete."""
+        metrics = dict(outcome.metrics)
+        for name in ("admitted", "trained", "filtered", "failed", "dropped", "outstanding"):
+            metrics[f"ledger/{name}"] = counts[name]
+        metrics |= {"gate/lost": lost, "gate/late": late, "train/applied": float(outcome.applied)}
+        metrics["rollout/sampled_tokens"] = self.sampled_tokens
+        metrics["rollout/wasted_tokens"] = self.wasted_tokens
+        self._notes["account"] = dict(counts)
+        self.measure(outcome.step, metrics)
+
+    def measure(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, for the ledger and the monitors."""
+        self._metrics.setdefault(step, {}).update(metrics)
+        self._on_step(step, metrics)
+
+    def note(self, name: str, value: Json) -> None:
+        """A fact about the run as a whole, e.g. where a stage began."""
+        self._notes[name] = value
+
+    def evaluated(self, rows: list[EvaluationRow]) -> None:
+        self._rows += rows
+
+    async def flush(self) -> None:
+        """Write what has gathered."""
+        rows, metrics, notes = self._rows, self._metrics, self._notes
+        self._rows, self._metrics, self._notes = [], {}, {}
+        if rows or metrics or notes:
+            await self._compute.run(self._ledger.write, rows, metrics, notes)
+
+
+def _group_row(group: GroupId, admission: Admission, state: str, reason: str, step: int | None, event: int) -> GroupRow:
+    prompt, key = admission.prompt, admission.prompt.key
+    return GroupRow(
+        id=group,
+        event=event,
+        stage=admission.stage,
+        source=key.source,
+        record=key.record,
+        pass_number=key.pass_number,
+        attempt=key.attempt,
+        task=prompt.task,
+        base=admission.base,
+        deadline=admission.deadline,
+        state=state,
+        reason=reason,
+        step=step,
+        prompt="\n".join(f"{m.role}: {m.text}" for m in prompt.messages)[:_TEXT_LIMIT],
+        reference=json.dumps(prompt.reference)[:_TEXT_LIMIT],
+    )
+
+
+def _trajectory_row(id: str, fetched: Fetched, event: int) -> TrajectoryRow:
+    cells = fetched.cells[id]
+    turns = read_turns(cells["turns"])
+    versions = cells.get("versions")
+    reward = cells.get("reward")
+    return TrajectoryRow(
+        id=id,
+        event=event,
+        reward=None if reward is None else float(reward),
+        parts=json.dumps(cells.get("reward_parts", [])),
+        failure=cells["failure"],
+        end=turns.end,
+        tokens=turns.num_sampled,
+        versions="" if versions is None else pack_versions(versions[cells["mask"]].tolist()),
+        text="\n".join(turn.text for turn in turns.turns)[:_TEXT_LIMIT],
+    )
+
+
+def _sample_row(id: str, fetched: Fetched, event: int) -> SampleRow:
+    start, stop = (int(x) for x in fetched.get(id, "span"))
+    mask = fetched.get(id, "mask")[start:stop]
+    advantages = fetched.cells[id].get("advantages")
+    mean = float(np.mean(advantages[mask])) if advantages is not None and mask.any() else None
+    return SampleRow(id, event, start, stop, int(mask.sum()), mean)

@@ -1,0 +1,87 @@
+"""What happens after each step: publish the version, write the ledger, checkpoint and evaluate when due.
+
+The trainer role awaits it between two steps, so the weights stand still while they are copied.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from relax.core.batch import TrainRow
+from relax.core.completion import frozen
+from relax.core.id import SampleId
+from relax.core.protocol import Compute, TrainBackend
+from relax.core.version import Version
+from relax.core.weight import Manifest, Probe
+from relax.weights.store import WeightStore
+
+
+class Updater(Protocol):
+    def notify(self, version: Version) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSource:
+    """The prompt whose logprobs prove every load (WS4), as token ids int32[T] with T >= 2."""
+
+    token_ids: np.ndarray
+    tolerance: float
+
+    def row(self) -> TrainRow:
+        mask = np.ones(len(self.token_ids), dtype=np.bool_)
+        mask[0] = False
+        return TrainRow(SampleId("probe"), self.token_ids, frozen(mask), frozen(mask.astype(np.float32)))
+
+
+class Publisher:
+    """`after_step` runs once a version is out: ledger, checkpoint, evaluation."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        backend: TrainBackend,
+        compute: Compute,
+        updaters: Sequence[Updater],
+        probe: ProbeSource,
+        after_step: Callable[[Version], Awaitable[None]],
+        incarnation: int = 0,
+    ) -> None:
+        self._store, self._backend, self._compute = store, backend, compute
+        self._updaters, self._probe, self._after_step = updaters, probe, after_step
+        self.version = Version(incarnation, 0)
+
+    async def first(self, number: int) -> Manifest:
+        """Publish the weights that the run begins or resumes with."""
+        self.version = replace(self.version, number=number)
+        return await self._publish()
+
+    async def __call__(self, step: int, applied: bool) -> Mapping[str, float]:
+        """Publish version `step`: new tensors, or an alias of the one before when nothing was applied (ST7)."""
+        self.version = self.version.next()
+        assert self.version.number == step
+        if applied:
+            await self._publish()
+        else:
+            await self._store.publish_alias(self.version)
+            self._notify()
+        await self._after_step(self.version)
+        return {}
+
+    async def _publish(self) -> Manifest:
+        probe = await self._compute.run(self._make_probe)
+        manifest = await self._store.publish(self.version, self._backend.export(), probe)
+        self._notify()
+        return manifest
+
+    def _make_probe(self) -> Probe:
+        row = self._probe.row()
+        empty: list[tuple[TrainRow, ...]] = [()]
+        shards = [[(row,)], *(empty for _ in range(self._backend.num_replicas - 1))]
+        values = self._backend.logprobs(shards)[0][0][0]
+        return Probe(self._probe.token_ids, frozen(np.asarray(values, dtype=np.float32)), self._probe.tolerance)
+
+    def _notify(self) -> None:
+        for updater in self._updaters:
+            updater.notify(self.version)

@@ -1,0 +1,127 @@
+"""The rollout role: runs the episodes of admitted groups.
+
+Consumes: group rows (`prompt`, `base`). Waits for: a group on the bus, then a free engine place for each sibling.
+Unblocked by: admission, and any sibling that ends. Writes each trajectory as soon as it exists; a trajectory that fails is
+tried again and then written as a failure with its reason (AC4), never dropped silently.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relax.bus.row import Receipt, RowPut
+from relax.core.completion import Sampling, Session
+from relax.core.error import EngineError, LateError, TaskError
+from relax.core.id import GroupId, TrajectoryId, trajectory_id
+from relax.core.message import Prompt, prompt_from_json
+from relax.core.protocol import Generate, Renderer
+from relax.core.trajectory import Trajectory
+from relax.runtime.task import TaskSet
+from relax.services.access import BusAccess, ControllerAccess
+from relax.services.row import failed_row, trajectory_rows
+from relax.services.task import Task
+from relax.tasks.episode import request_seed, run_episode
+
+CONSUMER = "rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """`concurrency` bounds the trajectories in flight; `max_context_tokens` bounds one history (TK6)."""
+
+    group_size: int
+    sampling: Sampling
+    run_seed: int
+    max_context_tokens: int
+    concurrency: int
+
+
+@dataclass(slots=True)
+class GroupRun:
+    """One leased group while its siblings run; the last sibling to end acks the lease."""
+
+    group: GroupId
+    prompt: Prompt
+    lease: str
+    remaining: int
+
+
+class Rollout:
+    def __init__(
+        self,
+        bus: BusAccess,
+        controller: ControllerAccess,
+        generate: Generate,
+        renderer: Renderer,
+        tasks: Mapping[str, Task],
+        settings: RolloutSettings,
+        name: str = CONSUMER,
+    ) -> None:
+        self._bus, self._controller, self._generate = bus, controller, generate
+        self._renderer, self._tasks, self._settings = renderer, tasks, settings
+        self._name = name
+        self._places = asyncio.Semaphore(settings.concurrency)
+
+    async def run(self) -> None:
+        """Endless. One group at a time is being dispatched; the next is taken when all its siblings have a place."""
+        async with TaskSet("rollout") as siblings:
+            while True:
+                receipt = await self._bus.take(CONSUMER, self._name, max_rows=1)
+                await self._dispatch(receipt, siblings)
+
+    async def _dispatch(self, receipt: Receipt, siblings: TaskSet) -> None:
+        group = GroupId(receipt.ids[0])
+        fetched = await self._bus.fetch(receipt)
+        size = self._settings.group_size
+        run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, size)
+        for sibling in range(size):
+            await self._places.acquire()
+            siblings.start(trajectory_id(group, sibling), self._run_sibling(run, sibling))
+
+    async def _run_sibling(self, run: GroupRun, sibling: int) -> None:
+        try:
+            rows = await self._attempt(run, sibling)
+        finally:
+            self._places.release()
+        run.remaining -= 1
+        try:
+            await self._bus.put(rows, run.lease)
+            if run.remaining:
+                await self._bus.renew(run.lease)
+            else:
+                await self._bus.ack(run.lease)
+        except LateError:
+            await self._controller.count_late(run.group)
+
+    async def _attempt(self, run: GroupRun, sibling: int) -> list[RowPut]:
+        """Up to `max_attempts` tries, with the same request seeds each time (AC2); then a failure with the last reason."""
+        id = trajectory_id(run.group, sibling)
+        task = self._tasks[run.prompt.task]
+        reason = ""
+        for _ in range(task.max_attempts):
+            try:
+                async with asyncio.timeout(task.timeout_s):
+                    return trajectory_rows(id, await self._episode(id, run, sibling, task))
+            except TimeoutError:
+                reason = "timeout"
+            except (TaskError, EngineError) as error:
+                reason = f"{type(error).__name__}: {error}"
+        return failed_row(id, reason)
+
+    async def _episode(self, id: TrajectoryId, run: GroupRun, sibling: int, task: Task) -> Trajectory:
+        base = await self._controller.start(run.group)
+
+        def session(turn: int) -> Session:
+            seed = request_seed(self._settings.run_seed, run.prompt.key, sibling, turn)
+            return Session(run.group, sibling, turn, base, seed, prefix=str(run.group) if turn == 0 else None)
+
+        return await run_episode(
+            run.prompt,
+            task.environment(),
+            self._renderer,
+            self._generate,
+            self._settings.sampling,
+            session,
+            max_context_tokens=self._settings.max_context_tokens,
+            max_turns=task.max_turns,
+        )

@@ -1,0 +1,41 @@
+"""Which consumers each role has on the bus: one table, read when a stage begins.
+
+A role's columns in `plan.ROLES` say what it needs; here is how it takes them: row by row, or whole groups.
+"""
+
+from collections.abc import Mapping
+
+from relax.bus.row import Subscription
+from relax.core.id import Table
+from relax.services.plan import Plan
+
+ROLE_LEASE_S = 600.0
+"""A reward, advantage or reference role that is silent for so long is taken for dead."""
+
+TRAINER_LEASE_S = 7 * 86400.0
+"""The trainer holds its groups for a whole step; on the local runtime it lives and dies with the bus."""
+
+_SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
+    "demonstration": (Subscription("demonstration", Table.group, ("prompt",), lease_s=ROLE_LEASE_S),),
+    "reward": (
+        Subscription("reward", Table.trajectory, ("prompt", "turns", "failure"), lease_s=ROLE_LEASE_S),
+        Subscription(
+            "verdict", Table.trajectory, ("prompt", "reward", "reward_parts", "failure"), unit="group", lease_s=ROLE_LEASE_S
+        ),
+    ),
+    "advantage": (
+        Subscription("advantage", Table.sample, ("kept", "reward", "turns", "mask", "span"), unit="group", lease_s=ROLE_LEASE_S),
+    ),
+    "reference": (
+        Subscription("reference", Table.sample, ("kept", "token_ids", "mask", "span"), lease_s=ROLE_LEASE_S),
+    ),
+}
+
+
+def subscriptions(plan: Plan, rollout_lease_s: float) -> list[Subscription]:
+    """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts."""
+    found = [subscription for role in plan.roles for subscription in _SUBSCRIPTIONS.get(role, ())]
+    if plan.samples:
+        found.append(Subscription("rollout", Table.group, ("prompt", "base"), lease_s=rollout_lease_s))
+    found.append(Subscription("trainer", Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
+    return found

@@ -1,0 +1,142 @@
+"""Checkpoint directories that are complete or ignored (RR4): written aside, flushed, marked, renamed.
+
+Called by the trainer role and by resume. A directory counts only if its marker lists files that are all there in full size, so
+neither a kill at any moment nor a half-copied directory can be mistaken for a checkpoint. Knows nothing of what is inside.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from relax.core.error import UserError
+from relax.core.message import Json
+
+MARKER = "complete.json"
+_ASIDE = ".writing-"
+_REPLACED = ".replaced-"
+
+
+class CheckpointStore:
+    """`directory/step-<n>` for the newest `keep_last` steps. One owner at a time: the run's lock sees to that."""
+
+    def __init__(self, directory: Path, keep_last: int = 2) -> None:
+        if keep_last < 1:
+            raise UserError(f"keep_last is {keep_last}; at least one checkpoint must be kept")
+        self._directory = directory
+        self._keep_last = keep_last
+
+    def write(self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Json] | None = None) -> Path:
+        """A new checkpoint of `step`, made by `fill` in an empty directory; replaces one of the same step, then prunes.
+
+        Raises UserError when the disk does not take it; whatever was there before is then untouched. `fill`'s other errors pass.
+        """
+        aside = self._directory / f"{_ASIDE}{_name(step)}"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self.clean()
+            aside.mkdir()
+            fill(aside)
+            _mark(aside, {"step": step, **(meta or {})})
+            final = self._put_in_place(aside, step)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise UserError(
+                f"cannot write the checkpoint of step {step} into {self._directory}: {error}; free space there or make it "
+                "writable. Earlier checkpoints are untouched"
+            ) from error
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        self._prune()
+        return final
+
+    def newest(self) -> Path | None:
+        """The complete checkpoint of the highest step, or None."""
+        complete = self.complete()
+        return complete[-1] if complete else None
+
+    def complete(self) -> list[Path]:
+        """Every complete checkpoint, oldest step first."""
+        # A kill between the two renames of a replacement leaves only the earlier one, still under its other name.
+        found = {_step(path): path for path in self._directories(_REPLACED) if is_complete(path)}
+        found |= {_step(path): path for path in self._directories("") if is_complete(path)}
+        return [found[step] for step in sorted(found)]
+
+    def clean(self) -> None:
+        """Remove what a killed or failed write left: directories set aside, and checkpoints that are not complete."""
+        if not self._directory.is_dir():
+            return
+        for path in self._directories(_REPLACED):
+            final = self._directory / path.name.removeprefix(_REPLACED)
+            if is_complete(path) and not is_complete(final):
+                shutil.rmtree(final, ignore_errors=True)
+                path.rename(final)
+        torn = [path for path in self._directories("") if not is_complete(path)]
+        for path in [*self._directories(_ASIDE), *self._directories(_REPLACED), *torn]:
+            shutil.rmtree(path)
+
+    def _directories(self, prefix: str) -> list[Path]:
+        found = self._directory.glob(f"{prefix}step-*") if self._directory.is_dir() else ()
+        return [path for path in found if path.is_dir() and path.name.rpartition("-")[2].isdigit()]
+
+    def _put_in_place(self, aside: Path, step: int) -> Path:
+        final = self._directory / _name(step)
+        replaced = self._directory / f"{_REPLACED}{_name(step)}"
+        if final.exists():
+            final.rename(replaced)
+        aside.rename(final)
+        _flush(self._directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return final
+
+    def _prune(self) -> None:
+        for path in self.complete()[: -self._keep_last]:
+            shutil.rmtree(path)
+
+
+def read_meta(checkpoint: Path) -> dict[str, Json]:
+    """What was given to `write` as `meta`, and `step`. Raises UserError when the directory is not a complete checkpoint."""
+    if not is_complete(checkpoint):
+        raise UserError(f"{checkpoint} is not a complete checkpoint; give a directory that holds {MARKER}")
+    meta: dict[str, Json] = json.loads((checkpoint / MARKER).read_text())["meta"]
+    return meta
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the marker is there and every file that it lists has its full size."""
+    try:
+        files = json.loads((checkpoint / MARKER).read_text())["files"]
+        return all((checkpoint / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _mark(directory: Path, meta: Mapping[str, Json]) -> None:
+    """Flush every file, then write and flush the marker that lists them."""
+    paths = sorted(directory.rglob("*"))
+    files = {str(path.relative_to(directory)): path.stat().st_size for path in paths if path.is_file()}
+    for path in paths:
+        _flush(path)
+    marker = directory / MARKER
+    marker.write_text(json.dumps({"meta": dict(meta), "files": files}, indent=1))
+    _flush(marker)
+    _flush(directory)
+
+
+def _flush(path: Path) -> None:
+    """To the disk itself: a file's content, or a directory's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

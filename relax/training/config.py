@@ -1,0 +1,87 @@
+"""Configuration nodes of backends, optimizers and learning-rate schedules.
+
+Read by the configuration tree before torch is imported. Each node holds only what its component accepts (K5).
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from relax.config.base import ComponentConfig
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+
+
+class BackendConfig(ComponentConfig):
+    """What every backend's node has. `needs_model` is false for a backend that trains nothing real."""
+
+    needs_model: ClassVar[bool] = True
+
+
+class TorchConfig(BackendConfig):
+    """One process, one device, float32."""
+
+    type: str = "torch"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is CUDA where there is a device, else the CPU."""
+
+
+class EmulatedConfig(BackendConfig):
+    """A backend for simulation: it counts."""
+
+    needs_model: ClassVar[bool] = False
+    type: str = "emulated"
+    size: PositiveInt = 4
+    """Elements of the one tensor that it exports."""
+
+
+class OptimizerConfig(ComponentConfig):
+    """What every optimizer's node has; own optimizers derive from it."""
+
+    lr: PositiveFloat = 1e-5
+    """Learning rate before the schedule's factor."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Applied to matrices only: norms, biases and other vectors never decay."""
+
+
+class AdamWConfig(OptimizerConfig):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
+
+    type: str = "adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+
+
+class SgdConfig(OptimizerConfig):
+    """Stochastic gradient descent."""
+
+    type: str = "sgd"
+    momentum: Decay = 0.0
+
+
+class ScheduleConfig(ComponentConfig):
+    """What every schedule's node has; own schedules derive from it."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up; the first one already runs at 1/warmup_steps."""
+
+
+class ConstantConfig(ScheduleConfig):
+    """The full learning rate after warm-up."""
+
+    type: str = "constant"
+
+
+class LinearConfig(ScheduleConfig):
+    """Falls on a straight line after warm-up, to `min_ratio` at the end of the stage."""
+
+    type: str = "linear"
+    min_ratio: Ratio = 0.0
+
+
+class CosineConfig(ScheduleConfig):
+    """Falls on half a cosine after warm-up, to `min_ratio` at the end of the stage."""
+
+    type: str = "cosine"
+    min_ratio: Ratio = 0.0

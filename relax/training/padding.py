@@ -1,0 +1,106 @@
+"""From frozen rows to padded tensors, and back: the one place of this room where numpy becomes torch.
+
+Called by torch backends. Rows are copied, never modified; whatever stands off the mask (NaN included) is replaced by 0, so it
+cannot reach a loss (LO4).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from relax.core.batch import MicroBatch, TrainRow
+from relax.core.completion import Floats, frozen
+from relax.core.error import InvariantError
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """B >= 1 rows of T >= 1 positions, padded on the right.
+
+    `attention_BT` is 1 on the rows' tokens; weights and columns are 0 off the mask.
+    """
+
+    token_ids_BT: Tensor
+    attention_BT: Tensor
+    positions_BT: Tensor
+    mask_BT: Tensor
+    weights_BT: Tensor
+    columns: Mapping[str, Tensor]
+
+
+def pad_batch(batch: MicroBatch, columns: Sequence[str], pad_id: int, device: torch.device) -> PaddedBatch:
+    """Pad a micro-batch to its longest row. An empty one becomes a single padding token with nothing masked in (LO4).
+
+    Raises InvariantError for a row whose arrays disagree, that lacks a column, or that masks in its first position.
+    """
+    for row in batch:
+        _check_row(row, columns)
+    shape = (max(1, len(batch)), max((1, *(len(row) for row in batch))))
+    mask = _padded(shape, [row.mask for row in batch], np.bool_)
+    attention = np.zeros(shape, np.int64)
+    for index, row in enumerate(batch):
+        attention[index, : len(row)] = 1
+    # A row without any visible token has an undefined softmax, whose NaN gradient would spread: it sees its first padding.
+    attention[:, 0] = 1
+    return PaddedBatch(
+        _tensor(_padded(shape, [row.token_ids for row in batch], np.int64, pad_id), device),
+        _tensor(attention, device),
+        torch.arange(shape[1], device=device).expand(shape),
+        _tensor(mask, device),
+        _tensor(_masked(shape, [row.weights for row in batch], mask, np.float32), device),
+        {name: _tensor(_column(shape, name, batch, mask), device) for name in columns},
+    )
+
+
+def unpad(values_BT: Tensor, batch: MicroBatch) -> list[Floats]:
+    """One read-only float32[T] per row of the micro-batch; none for an empty one."""
+    values = values_BT.detach().to("cpu", torch.float32).numpy()
+    return [frozen(values[index, : len(row)].copy()) for index, row in enumerate(batch)]
+
+
+def _column(shape: tuple[int, int], name: str, batch: MicroBatch, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    parts = [row.columns[name] for row in batch]
+    dtype = parts[0].dtype if parts else np.dtype(np.float32)
+    # Every real number is float32 here; integers and booleans (versions, mixed) stay what they are.
+    return _masked(shape, parts, mask, np.dtype(np.float32) if dtype.kind == "f" else dtype)
+
+
+def _masked(
+    shape: tuple[int, int], parts: Sequence[npt.NDArray[Any]], mask: npt.NDArray[Any], dtype: npt.DTypeLike
+) -> npt.NDArray[Any]:
+    padded = _padded(shape, parts, dtype)
+    padded[~mask] = 0
+    return padded
+
+
+def _padded(
+    shape: tuple[int, int], parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike, fill: int = 0
+) -> npt.NDArray[Any]:
+    padded = np.full(shape, fill, dtype)
+    for index, part in enumerate(parts):
+        padded[index, : len(part)] = part
+    return padded
+
+
+def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Shares memory with an array made here: `torch.from_numpy` warns on the read-only arrays of rows, so those are copied first."""
+    return torch.from_numpy(array).to(device)
+
+
+def _check_row(row: TrainRow, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in row.columns]
+    if missing:
+        raise InvariantError(
+            "TQ3", f"{row.id} lacks the columns {missing} that the loss reads; have {sorted(row.columns)}"
+        )
+    arrays = {"mask": row.mask, "weights": row.weights, **{name: row.columns[name] for name in columns}}
+    for name, array in arrays.items():
+        if array.shape != (len(row),):
+            raise InvariantError("TQ1", f"{name} of {row.id} has shape {array.shape}, expected ({len(row)},)")
+    if len(row) and row.mask[0]:
+        raise InvariantError("TK3", f"the mask of {row.id} holds position 0, which nothing predicts")

@@ -1,0 +1,233 @@
+"""The single-process training backend: any Hugging Face causal language model, float32, one device.
+
+Owned by a trainer or reference role, called on that role's compute thread only. Gradients are unnormalised sums until
+`optim_step` (LO2); a step that is empty or not finite leaves model, optimizer and schedule exactly as they were (LO4, LO6).
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relax.config.base import ComponentConfig
+from relax.core.batch import ForwardBackward, Measure, MicroBatch, Shards, StepReport, merge_measures
+from relax.core.completion import Floats
+from relax.core.error import InvariantError, UserError
+from relax.core.protocol import LossFn, LossInput
+from relax.model.name import published_tensors
+from relax.model.vocabulary import Vocabulary
+from relax.training import state
+from relax.training.config import TorchConfig
+from relax.training.forward import Policy
+from relax.training.padding import PaddedBatch, pad_batch, unpad
+from relax.training.schedule import Schedule
+from relax.training.table import OPTIMIZERS, SCHEDULES
+
+
+class TorchBackend:
+    """A `TrainBackend`. `temperature` is the rollout's (TK5); `grad_clip` bounds the global norm of the scaled gradient.
+
+    `model` is moved to the configured device and trained in place. `tokenizer_path` is a folder whose tokenizer files go into
+    every save. `deterministic` uses torch's deterministic kernels in the whole process and insists on one thread (DE2).
+    """
+
+    num_replicas = 1
+
+    def __init__(
+        self,
+        config: TorchConfig,
+        model: Any,
+        vocabulary: Vocabulary,
+        temperature: float = 1.0,
+        grad_clip: float | None = 1.0,
+        deterministic: bool = False,
+        tokenizer_path: Path | None = None,
+    ) -> None:
+        device = _device(config)
+        self._model: Any = model.to(device)
+        self._device = device
+        self._pad_id = vocabulary.pad_id
+        self._policy = Policy(self._model, torch.tensor(vocabulary.allowed, device=device), temperature)
+        self._parameters = _trained_parameters(self._model)
+        self._grad_clip = grad_clip
+        self._deterministic = deterministic
+        self._tokenizer_path = tokenizer_path
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._schedule: Schedule = lambda step: 1.0
+        self._rates: list[float] = []
+        self._plan = state.Plan({}, {}, 0)
+        self._counters = state.Counters()
+        self._finite = True
+
+    def begin(self, optimizer: ComponentConfig, schedule: ComponentConfig, total_steps: int) -> None:
+        """Start a stage of `total_steps` optimizer steps. Raises UserError for a schedule that does not fit them."""
+        if self._deterministic:
+            _insist_on_determinism()
+        self._schedule = SCHEDULES.component(schedule.type)(schedule, total_steps)
+        self._optimizer = OPTIMIZERS.component(optimizer.type)(optimizer, self._parameters.values())
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._plan = state.Plan(optimizer.model_dump(mode="json"), schedule.model_dump(mode="json"), total_steps)
+        self._counters = state.Counters()
+        self._clear()
+
+    def forward_backward(self, shards: Shards, loss: LossFn) -> ForwardBackward:
+        """Add the gradients of every micro-batch's unnormalised loss; an empty micro-batch adds zeros (LO4)."""
+        (batches,) = self._own(shards)
+        parts = [self._accumulate(batch, loss) for batch in batches]
+        finite = all(part.finite for part in parts) and self._gradients_are_finite()
+        self._finite = self._finite and finite
+        return ForwardBackward(
+            math.fsum(part.loss for part in parts) if finite else math.nan,
+            math.fsum(part.weight for part in parts),
+            sum(part.tokens for part in parts),
+            merge_measures([part.measures for part in parts]),
+            finite,
+        )
+
+    def optim_step(self, normalizer: float) -> StepReport:
+        """Scale by 1/normalizer, clip, step. The learning rate advances with applied steps only (B7)."""
+        optimizer = self._begun()
+        if not 0 <= normalizer < math.inf:
+            raise InvariantError("LO2", f"the normalizer of a step is {normalizer}, expected a number of at least 0")
+        rate = self._set_learning_rate(optimizer)
+        norm = self._scale_and_clip(normalizer) if normalizer > 0 and self._finite else 0.0
+        finite = self._finite and math.isfinite(norm)
+        applied = finite and normalizer > 0
+        if applied:
+            optimizer.step()
+        self._counters.count(applied, finite)
+        self._clear()
+        return StepReport(applied, norm if finite else math.nan, rate, finite)
+
+    def logprobs(self, shards: Shards) -> list[list[list[Floats]]]:
+        """Per replica, micro-batch and row: float32[T] under the current weights, 0 off the mask."""
+        (batches,) = self._own(shards)
+        with torch.no_grad():
+            return [[unpad(self._policy.logprobs(self._pad(batch, ()))[0], batch) for batch in batches]]
+
+    def export(self) -> Mapping[str, Tensor]:
+        """The live tensors under their published names, on the training device; they change with the next step."""
+        return published_tensors(self._model)
+
+    def save(self, path: str) -> None:
+        """Into folder `path`: the model as `save_pretrained`, the tokenizer's files, and `training/` with everything else.
+
+        Gradients are not saved: call it between steps.
+        """
+        folder = Path(path)
+        state.save_model(self._model, self._tokenizer_path, folder)
+        state.save_training(self._begun(), self._parameters, self._plan, self._counters, folder)
+
+    def load(self, path: str) -> None:
+        """Go on exactly where `save` left off; call `begin` first, with the stage's nodes.
+
+        Raises UserError, with this backend unchanged, when the folder holds another model or another optimizer.
+        """
+        folder = Path(path)
+        optimizer = self._begun()
+        saved = state.read_training(folder, self._plan, self._parameters)
+        state.load_model_into(self._model, folder)
+        saved.restore(optimizer, self._parameters)
+        self._counters = saved.counters
+        self._clear()
+
+    @property
+    def counters(self) -> state.Counters:
+        """Steps of this stage by outcome."""
+        return self._counters
+
+    def _own(self, shards: Shards) -> Shards:
+        if len(shards) != self.num_replicas:
+            raise InvariantError("TQ9", f"got {len(shards)} shards for {self.num_replicas} replica")
+        return shards
+
+    def _pad(self, batch: MicroBatch, columns: tuple[str, ...]) -> PaddedBatch:
+        return pad_batch(batch, columns, self._pad_id, self._device)
+
+    def _accumulate(self, batch: MicroBatch, loss: LossFn) -> ForwardBackward:
+        padded = self._pad(batch, tuple(loss.columns))
+        logprobs_BT, entropy_BT = self._policy.logprobs(padded, loss.needs_entropy)
+        output = loss(LossInput(logprobs_BT, padded.mask_BT, padded.weights_BT, padded.columns, entropy_BT))
+        if not output.loss.requires_grad or output.loss.ndim:
+            raise InvariantError(
+                "LO4", f"{loss!r} returned no scalar with a graph; sum over all positions, even when none count"
+            )
+        value = float(output.loss.detach())
+        if math.isfinite(value):  # a gradient of anything else would only spread NaN
+            output.loss.backward()
+        return ForwardBackward(
+            value,
+            float(padded.weights_BT.sum(dtype=torch.float64)),
+            int(padded.mask_BT.sum()),
+            {**output.measures, **_token_measures(batch)},
+            math.isfinite(value),
+        )
+
+    def _gradients_are_finite(self) -> bool:
+        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def _scale_and_clip(self, normalizer: float) -> float:
+        """The global norm after scaling and before clipping."""
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                # A parameter that no row touched has a zero gradient, not none: its momentum must not depend on the cut.
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.div_(normalizer)
+        limit = math.inf if self._grad_clip is None else self._grad_clip
+        return float(nn.utils.clip_grad_norm_(list(self._parameters.values()), limit))
+
+    def _set_learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        factor = self._schedule(self._counters.applied)
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        return max(float(group["lr"]) for group in optimizer.param_groups)
+
+    def _begun(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            raise InvariantError(
+                "RR3", "a training backend was used before begin() gave it an optimizer and a schedule"
+            )
+        return self._optimizer
+
+    def _clear(self) -> None:
+        self._finite = True
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+
+def _token_measures(batch: MicroBatch) -> dict[str, Measure]:
+    """Real tokens of a micro-batch, and the share of padded positions among all of them."""
+    if not batch:
+        return {}
+    tokens = sum(len(row) for row in batch)
+    positions = len(batch) * max(len(row) for row in batch)
+    padding = {"training/padding/share": Measure(positions - tokens, positions)} if positions else {}
+    return {"training/tokens/forward": Measure(tokens, 1.0, "sum"), **padding}
+
+
+def _device(config: TorchConfig) -> torch.device:
+    if config.device != "auto":
+        return torch.device(config.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise UserError("the model has no parameter that needs a gradient; nothing can be trained")
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32:
+            raise UserError(
+                f"backend 'torch' trains in float32, but {name} is {parameter.dtype}; set model.dtype: float32"
+            )
+    return trained
+
+
+def _insist_on_determinism() -> None:
+    torch.use_deterministic_algorithms(True)
+    if torch.get_num_threads() != 1:
+        raise InvariantError("DE2", f"a deterministic backend needs one intra-op thread, has {torch.get_num_threads()}")

@@ -1,0 +1,98 @@
+"""Loading a model folder: seeded random weights, safetensors, and every refusal."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from relax.core.error import UserError
+from relax.model.load import load_model, load_model_config, load_tokenizer
+from relax.model.name import published_tensors
+
+QWEN3 = Path(__file__).parents[2] / "recipes/models/qwen3-char"
+
+
+def copy_folder(tmp_path: Path, **changes: object) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(QWEN3, folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_random_weights_are_seeded_and_leave_the_global_random_state() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first, again, other = (load_model(QWEN3, "random", "float32", seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    tensors = [published_tensors(model) for model in (first, again, other)]
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    assert not torch.equal(tensors[0]["model.embed_tokens.weight"], tensors[2]["model.embed_tokens.weight"])
+    assert not first.training
+
+
+def test_dtype_is_that_of_every_parameter() -> None:
+    model = load_model(QWEN3, "random", "bfloat16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_saved_weights_come_back_bit_equal(tmp_path: Path) -> None:
+    model = load_model(QWEN3, "random", "float32", 3)
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "pretrained", "float32", 4)
+    assert all(torch.equal(value, published_tensors(loaded)[name]) for name, value in published_tensors(model).items())
+
+
+def test_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    load_model(QWEN3, "random", "float32").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"missing_keys model\.norm\.weight"):
+        load_model(tmp_path, "pretrained", "float32")
+
+
+def test_missing_folder_is_refused() -> None:
+    for load in (load_model_config, load_tokenizer):
+        with pytest.raises(UserError, match="does not exist"):
+            load("no/such/folder")
+
+
+def test_missing_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_model(tmp_path, "random", "float32")
+
+
+def test_missing_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    folder = copy_folder(tmp_path)
+    with pytest.raises(UserError, match=r"set model\.weights to random"):
+        load_model(folder, "pretrained", "float32")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="convert its pickled weights"):
+        load_model(folder, "pretrained", "float32")
+
+
+def test_unknown_model_type_and_architecture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no_such_type"):
+        load_model(copy_folder(tmp_path / "type", model_type="no_such_type"), "random", "float32")
+    with pytest.raises(UserError, match="NoSuchForCausalLM"):
+        load_model(copy_folder(tmp_path / "architecture", architectures=["NoSuchForCausalLM"]), "random", "float32")
+
+
+def test_model_without_an_architecture_entry_is_the_causal_one_of_its_type(tmp_path: Path) -> None:
+    model = load_model(copy_folder(tmp_path, architectures=None), "random", "float32")
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+
+
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(UserError, match=r"float8.*use one of float32"):
+        load_model(QWEN3, "random", "float8")
+
+
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
