@@ -115,7 +115,7 @@ def _is_constant(array: Array) -> bool:
     """True when the array is read-only, nothing below it is writeable, and it does not pin a larger buffer."""
     if array.flags.writeable:
         return False
-    base = array.base
+    base: Any = array.base
     while isinstance(base, np.ndarray):
         if base.flags.writeable or base.nbytes > array.nbytes:
             return False

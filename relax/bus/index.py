@@ -140,6 +140,13 @@ class BusIndex:
             for node in self._state.trees[group].rows_of(unit, table)
         }
 
+    def cells_of(self, group: GroupId) -> dict[RowId, list[str]]:
+        """The written columns of every row of a group, from the group down; empty when the group is not here."""
+        tree = self._state.trees.get(group)
+        if tree is None:
+            return {}
+        return {row: list(tree.nodes[row].cells) for table in Table for row in tree.rows_of(group, table)}
+
     # --- leases ----------------------------------------------------------------------------------------------------
 
     def candidates(self, consumer: str) -> ReadyList:
@@ -149,13 +156,14 @@ class BusIndex:
     def lease(self, consumer: str, holder: str, units: Sequence[str], now: float) -> Receipt:
         """Lease available units, whole. Raises InvariantError (TQ2) for a unit that is not available."""
         state = self._consumer(consumer)
+        if not units or len(set(units)) != len(units):
+            raise InvariantError("TQ2", f"consumer {consumer!r} cannot lease {list(units)[:8]}: none, or one twice")
         for unit in units:
             known = state.units.get(group_of(unit), {}).get(unit)
-            if known is None or known.state != "available" or len(set(units)) != len(units):
+            if known is None or known.state != "available":
+                found = "not complete" if known is None else known.state
                 raise InvariantError(
-                    "TQ2",
-                    f"consumer {consumer!r} cannot lease {list(units)[:8]}: {unit!r} is "
-                    f"{'not complete' if known is None else known.state}; choose among the candidates, each once",
+                    "TQ2", f"consumer {consumer!r} cannot lease {unit!r}: it is {found}; choose among the candidates"
                 )
         lease = f"{consumer}:{self._state.num_leases}"
         rows = self._rows(state, units)

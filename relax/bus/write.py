@@ -101,10 +101,11 @@ def _is_superseded(node: Node, lease: str, write: RowWrite) -> bool:
         clashes["children"] = node.declared_by
     if not clashes:
         return False
-    if lease in clashes.values():
+    if lease in clashes.values() or "" in clashes.values():
         raise InvariantError(
             "TQ4",
-            f"row {node.id!r}: lease {lease} wrote {sorted(clashes)} before with other content; a cell is written once",
+            f"row {node.id!r}: {sorted(clashes)} were written before with other content, under this lease or at "
+            "admission; a cell is written once",
         )
     missing = sorted(write.cells.keys() - node.cells.keys())
     if missing:

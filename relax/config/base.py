@@ -67,6 +67,7 @@ class Config(BaseModel):
         validate_default=True,
         use_attribute_docstrings=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",
         validate_by_name=True,
         validate_by_alias=True,
     )

@@ -81,7 +81,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any] | None:
 def _expected(table: ComponentTable, node: Mapping[str, Any] | None, name: Any) -> str:
     known = ", ".join(sorted(table.entries))
     if node is None:
-        return f"should be a mapping with a `type`, or the bare name of a {table.kind}; known: {known}"
+        return f"should be a mapping with a `type` (the {table.kind}), or its bare name; known: {known}"
     if "type" not in node:
-        return f"needs a `type` that names a {table.kind}; known: {known}"
-    return f"`type` is {name!r}, but should name a {table.kind}; known: {known}"
+        return f"needs a `type` that names the {table.kind}; known: {known}"
+    return f"`type` is {name!r}, but should name the {table.kind}; known: {known}"

@@ -41,6 +41,38 @@ class Document:
                 return self.origins[path[:length]]
         return None
 
+    def merge(self, other: "Document") -> None:
+        """Lay `other` over this one: mappings merge key by key, lists and everything else are replaced.
+
+        A bare component (`optimizer: adamw`) under a mapping is read as `{type: adamw}`.
+        """
+        self.values = self._merged(self.values, other.values, ())
+        self.origins |= other.origins
+
+    def set(self, path: KeyPath, value: Any, origin: str) -> None:
+        """Replace the value at `path`, whose parent exists."""
+        here: Any = self.values
+        for key in path[:-1]:
+            here = here[key]
+        here[path[-1]] = value
+        self._forget(path)
+        self.origins[path] = origin
+
+    def _merged(self, base: Any, other: Any, path: KeyPath) -> Any:
+        if isinstance(base, str) and isinstance(other, dict):
+            base = {"type": base}
+        if not (isinstance(base, dict) and isinstance(other, dict)):
+            self._forget(path)
+            return other
+        added = {
+            key: self._merged(base[key], value, (*path, key)) if key in base else value for key, value in other.items()
+        }
+        return base | added
+
+    def _forget(self, path: KeyPath) -> None:
+        for known in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[known]
+
 
 def read_yaml(text: str, name: str) -> Document:
     """A document from text; `name` stands for the file in problems. An empty one is an empty mapping. Raises ConfigError."""

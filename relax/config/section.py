@@ -33,6 +33,8 @@ class RunSection(Config):
     """Bit-identical runs: on-policy, one thread per role, padded engine batches (DE2)."""
     grace_s: NonNegativeFloat = 30.0
     """Seconds that SIGTERM leaves for a checkpoint before the run ends."""
+    stall_s: PositiveFloat = 900.0
+    """Seconds without a single event before the run stops as stalled, saying what everything waits for (RR7)."""
 
 
 class ModelSection(Config):
@@ -101,6 +103,9 @@ class StageConfig(Config):
     """Replaces `training.schedule` in this stage."""
     max_staleness: NonNegativeInt | None = None
     """Replaces `rollout.max_staleness` in this stage; 0 is on-policy, null is unset."""
+    max_lost_groups: PositiveInt | None = None
+    """Groups that may end untrained (filtered, failed) while one step fills, before the step closes short (ST4); null:
+    sixteen times `groups_per_step`."""
 
 
 class SamplingSection(Config):
@@ -220,5 +225,8 @@ def repeated_names(key: str, nodes: Any) -> Iterator[Violation]:
     first: dict[str, int] = {}
     for index, node in enumerate(nodes):
         if node.name in first:
-            yield (key, index, "name"), f"{node.name!r} is already the name of {key}.{first[node.name]}; rename one"
+            yield (
+                (key, index, "name"),
+                f"{node.name!r} is also the name of item {first[node.name]} of this list; rename one",
+            )
         first.setdefault(node.name, index)

@@ -40,13 +40,52 @@ def class_at(root: type[Config], values: Any, path: KeyPath) -> type[Config] | N
     """The config class of the node at `path` of raw `values`; None for a plain value or an unknown component."""
     shape, here = Shape(root), values
     for key in path:
-        here = _item(here, key)
         if shape.containers:
             shape = Shape(shape.node, shape.containers[1:])
-            continue
-        config_class = _resolve(shape.node, None if here is None else values_at(values, path[: path.index(key)]))
-        field = fields_of(config_class).get(str(key)) if config_class else None
-        if field is None:
-            return None
-        shape = shape_of(field)
-    return None if shape.containers else _resolve(shape.node, here)
+        else:
+            config_class = _config_class(shape.node, here)
+            field = fields_of(config_class).get(str(key)) if config_class else None
+            if field is None:
+                return None
+            shape = shape_of(field)
+        here = item_at(here, key)
+    return None if shape.containers else _config_class(shape.node, here)
+
+
+def item_at(value: Any, key: str | int) -> Any:
+    """The item of a raw mapping or list, or None."""
+    if isinstance(value, Mapping):
+        return value.get(key)
+    if isinstance(value, list) and isinstance(key, int) and 0 <= key < len(value):
+        return value[key]
+    return None
+
+
+def _config_class(node: type[Config] | Component | None, value: Any) -> type[Config] | None:
+    if not isinstance(node, Component):
+        return node
+    name = value.get("type") if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        return None
+    try:
+        return node.config_class(name)
+    except UserError:
+        return None
+
+
+def _shape(annotation: Any, metadata: tuple[Any, ...] = ()) -> Shape:
+    for mark in metadata:
+        if isinstance(mark, Component):
+            return Shape(mark)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _shape(arguments[0], arguments[1:])
+    if origin in (Union, UnionType):
+        shapes = [_shape(argument) for argument in arguments]
+        return next((shape for shape in shapes if shape.node is not None), Shape(None))
+    if origin in (list, tuple, dict):
+        inner = _shape(arguments[1] if origin is dict else arguments[0])
+        return Shape(inner.node, ("mapping" if origin is dict else "list", *inner.containers)) if inner.node else inner
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return Shape(annotation)
+    return Shape(None)

@@ -267,6 +267,10 @@ class Renderer(Protocol):
         """A completion's text, its stop token removed."""
         ...
 
+    def is_stable(self, token_ids: Ints) -> bool:
+        """Whether a completion's text encodes to the ids that were sampled; they are trained as sampled either way (TK1)."""
+        ...
+
 
 # --- bus -------------------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Guard:
 
 
 def _shape(token: Any) -> str:
-    return (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
+    return (r"\s*" if token.lstrip else "") + re.escape(str(token.content)) + (r"\s*" if token.rstrip else "")
 
 
 def _proper_starts(string: str) -> Iterator[str]:

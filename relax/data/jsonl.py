@@ -26,8 +26,8 @@ class _Lines:
     """The lines of one file: byte offsets and line numbers of its records."""
 
     path: Path
-    offsets: array[int] = field(default_factory=lambda: array("Q"))
-    numbers: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    numbers: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -36,11 +36,10 @@ class _Lines:
         with self.path.open("rb") as file:
             file.seek(self.offsets[index])
             line = file.readline()
-        text = line.decode("utf-8", errors="replace").strip()
         try:
-            return json.loads(line)
+            return json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise Refusal("broken JSON", str(error), text) from error
+            raise Refusal("broken JSON", str(error), line.decode("utf-8", errors="replace").strip()) from error
 
     def location(self, index: int) -> str:
         return f"{self.path.name}:{self.numbers[index]}"

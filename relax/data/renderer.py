@@ -27,14 +27,18 @@ guarded: renders in which data spelled a control token (TK4); rewritten: of thos
 
 
 class TextRenderer:
-    """A core `Renderer` for text. `counts` is what happened so far, for metrics."""
+    """A core `Renderer` for text. `counts` is what happened so far, for metrics.
+
+    One renderer serves one thread: a tokenizer changes its own settings while it encodes.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: Vocabulary, template_args: Mapping[str, Json] | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._template = ChatTemplate(tokenizer, template_args or {})
         self._control = ControlText(tokenizer, vocabulary)
-        self._control_ids = frozenset(self._control.ids.values())
+        # The unknown token stands for a lost character, in data too; it opens nothing.
+        self._control_ids = frozenset(self._control.ids.values()) - {tokenizer.unk_token_id}
         self._stops = self._find_stops()
         self.counts: Counter[Count] = Counter()
 

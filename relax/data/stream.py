@@ -62,6 +62,8 @@ class PromptReader:
     def nothing_usable(self) -> DataError:
         """The error for a data set in which every record was refused."""
         name, reasons = self.config.name, self.quarantine.summary(self.config.name)
+        if len(self.dataset) == 0:
+            return DataError(f"source {name!r} holds no record; check its path, or the arguments of its generator")
         return DataError(
             f"source {name!r}: none of its {len(self.dataset)} records can be used: {reasons};"
             " mend the data, or the keys and limits of the source"

@@ -4,6 +4,7 @@ Used by the renderer, which owns what surrounds it (TK2, TK4). Finds out once, b
 has to be text or a list of parts (cases E7, F12), and which token ends an assistant turn (case E10).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,9 +62,11 @@ class ChatTemplate:
             self._listed.add(role)
         messages = [(other, _PROBE if other == role else "a") for other in _PROBES[role]]
         try:
-            return _PROBE in self._apply(messages, False)
+            rendered = self._apply(messages, False)
         except Exception:  # see render: for a probe, any error means that this form does not work
             return False
+        printed = listed and re.search("""["']type["']""", rendered)  # a template for text prints the list itself
+        return _PROBE in rendered and not printed
 
     def _apply(self, messages: Sequence[tuple[str, str]], generate: bool) -> str:
         conversation = [

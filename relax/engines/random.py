@@ -24,7 +24,7 @@ def hashes(seeds: npt.ArrayLike, counters: npt.ArrayLike) -> npt.NDArray[np.uint
 
 def uniforms(seeds: npt.ArrayLike, counters: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """float64[n] in [0, 1): 53 random bits each."""
-    return (hashes(seeds, counters) >> np.uint64(11)) * 2.0**-53
+    return (hashes(seeds, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _words(values: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -94,10 +94,10 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.ndarray:
-            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             # An array over bytes is read-only, and the bytes travel beside the pickle without another copy.
             return _array, (pickle.PickleBuffer(value.tobytes(order)), value.dtype, value.shape, order)
-        if isinstance(value, BaseException):
+        if isinstance(value, BaseException) and isinstance(type(value).__init__, FunctionType):
             return _exception, (type(value), value.args, value.__dict__)
         return NotImplemented
 
@@ -107,7 +107,7 @@ def _array(buffer: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], order: A
 
 
 def _exception(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Rebuild without an `__init__` written in Python, whose arguments may differ from `args`."""
-    error = kind.__new__(kind, *args) if isinstance(kind.__init__, FunctionType) else kind(*args)
+    """Rebuild without the `__init__` of the class, whose arguments may differ from `args`."""
+    error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

@@ -49,6 +49,7 @@ class ProcessPool:
         self._max_result_bytes = max_result_bytes
         self._max_file_bytes = max_file_bytes
         self._isolate = not unsafe_without_isolation
+        self._processes = processes
         self._free = asyncio.Semaphore(processes)
         self._idle: list[_Worker] = []
         self._workers: set[_Worker] = set()
@@ -84,10 +85,18 @@ class ProcessPool:
         return self._result(name, limits, status, answer)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """Kill every worker and what it runs; waits at most a few seconds, never for a call."""
+        """Kill every worker and what it runs; waits at most a few seconds, never for a call. Waiting callers get TaskError."""
         self._closed = True
         self._idle.clear()
         await asyncio.gather(*(self._discard(worker) for worker in list(self._workers)))
+        held = 0
+        with suppress(TimeoutError):  # for callers whose worker was killed or was just starting
+            async with asyncio.timeout(GRACE_S):
+                while held < self._processes:
+                    await self._free.acquire()
+                    held += 1
+        for _ in range(held):
+            self._free.release()
 
     def _request(self, call: bytes, limits: Limits) -> bytes:
         bounds = {

@@ -1,7 +1,8 @@
 """Named tasks that live and end together (A15, RR7).
 
-Used by everything that starts background work. No exception is lost: the first one ends the whole set, within a bounded time, and comes out of
-`async with` as itself, with its own traceback. An endless loop that returns is an error. A task that will not stop is named.
+Used by everything that starts background work. No exception is lost: the first one ends the whole set, within a bounded
+time, and comes out of `async with` as itself, with its own traceback. An endless loop that returns is an error. A task that
+will not stop is named.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from relax.bus.row import Fetched, Receipt, RowPut
+from relax.bus.row import Fetched, PutReport, Receipt, RowPut
 from relax.core.id import GroupId
 from relax.services.account import EndState
 
@@ -17,7 +17,7 @@ class BusAccess(Protocol):
 
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched: ...
 
-    async def put(self, puts: Sequence[RowPut], lease: str | None = None) -> None: ...
+    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport: ...
 
     async def renew(self, lease: str) -> None: ...
 
@@ -56,7 +56,3 @@ class ControllerAccess(Protocol):
     async def applied(self, outcome: StepOutcome) -> int:
         """The step is over; returns the next step."""
         ...
-
-    async def count_late(self, group: GroupId) -> None: ...
-
-

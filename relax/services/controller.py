@@ -58,7 +58,6 @@ class StepState:
     closing: bool = False
     empty_in_row: int = 0
     nonfinite: int = 0
-    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Stage:
     live: Callable[[], int | None]
 
 
-class StopRequested(RelaxError):  # noqa: N818 - a request, not a fault
+class StopRequested(RelaxError):
     """The run was asked to stop; raised by `take`, where the trainer holds nothing half done."""
 
 
@@ -144,7 +143,9 @@ class Controller:
         """Admit what the stage can use, `again` first. Endless while the stage lasts: ended groups are replaced."""
         waiting = list(again)
         while True:
-            await self.changed.wait_for(self._may_admit)  # no deadline: a stage that cannot go on is found by the stall watch
+            await self.changed.wait_for(
+                self._may_admit
+            )  # no deadline: a stage that cannot go on is found by the stall watch
             group, prompt = waiting.pop(0) if waiting else self._next(prompts)
             await self._admit(group, prompt)
 
@@ -191,7 +192,6 @@ class Controller:
     async def end(self, group: GroupId, state: EndState, reason: str) -> None:
         """A group ends without being trained; its place is free at once (ST2)."""
         if not self.gate.end(group):
-            self._state.late += 1
             return
         await self._close_group(group, state, reason)
         self._state.lost += 1
@@ -205,9 +205,6 @@ class Controller:
         del self._prompts[group]
         if state != "trained":
             await self._bus.end(group)
-
-    async def count_late(self, group: GroupId) -> None:
-        self._state.late += 1
 
     async def _wake(self) -> None:
         self.changed.notify()
@@ -248,14 +245,15 @@ class Controller:
 
     async def applied(self, outcome: StepOutcome) -> int:
         """Close the step: its groups end, their rows are settled, the gate advances."""
-        trained: tuple[EndState, str] = ("trained", "")
-        state, reason = ("dropped", "nonfinite") if outcome.reason == "nonfinite" else trained
+        is_lost = outcome.reason == "nonfinite"
+        state: EndState = "dropped" if is_lost else "trained"
+        reason = "nonfinite" if is_lost else ""
         groups = self.gate.advance()
         for group in groups:
             await self._close_group(group, state, reason, outcome.step)
         await self._bus.settle(groups)
         self.account.check()
-        self._projection.stepped(outcome, self.account.counts(), self._state.lost, self._state.late)
+        self._projection.stepped(outcome, self.account.counts(), self._state.lost)
         self._judge(outcome, len(groups))
         self._state.lost, self._state.closing = 0, False
         await self._wake()
@@ -297,5 +295,4 @@ class Controller:
             "outstanding": gate.outstanding,
             "live": self._current.live(),
             "closing": self._state.closing,
-            "late": self._state.late,
         }

@@ -80,18 +80,24 @@ class RunDirectory:
             self.root.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"cannot write run directory {self.root}: {error.strerror}; choose run.directory elsewhere") from error
+            raise UserError(
+                f"cannot write run directory {self.root}: {error.strerror}; choose run.directory elsewhere"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             owner = os.read(self._lock, 32).decode() or "unknown"
             os.close(self._lock)
-            raise UserError(f"run {self.root} is owned by process {owner.strip()}; stop it, or choose another run.name") from error
+            raise UserError(
+                f"run {self.root} is owned by process {owner.strip()}; stop it, or choose another run.name"
+            ) from error
         os.ftruncate(self._lock, 0)
         os.write(self._lock, f"{os.getpid()}\n".encode())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -170,7 +170,9 @@ class Gate:
     def advance(self) -> tuple[GroupId, ...]:
         """The step is applied (or was a no-op): the trainer now holds version `step + 1`. Returns the step's groups."""
         if not self.may_close():
-            raise InvariantError("ST4", f"step {self.step} closed with {self.taken} of {self.groups_per_step} groups while some are due")
+            raise InvariantError(
+                "ST4", f"step {self.step} closed with {self.taken} of {self.groups_per_step} groups while some are due"
+            )
         groups = tuple(self._taken)
         self._taken.clear()
         self.step += 1
@@ -182,6 +184,10 @@ class Gate:
     def begin_stage(self, groups_per_step: int, max_staleness: int) -> None:
         """B and S change only here, with an empty queue."""
         if self._outstanding or self._taken:
-            raise InvariantError("ST8", f"a stage began with {self.outstanding} outstanding and {self.taken} taken groups")
+            raise InvariantError(
+                "ST8", f"a stage began with {self.outstanding} outstanding and {self.taken} taken groups"
+            )
         self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
-        self._log.append("gate/stage", {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "step": self.step})
+        self._log.append(
+            "gate/stage", {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "step": self.step}
+        )

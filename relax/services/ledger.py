@@ -100,13 +100,20 @@ class Ledger:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         for row, table in _TABLES.items():
-            columns = ", ".join(f"{f.name} {_column_type(f.type)}" + (" PRIMARY KEY" if f.name == "id" else "") for f in fields(row))
+            columns = ", ".join(
+                f"{f.name} {_column_type(f.type)}" + (" PRIMARY KEY" if f.name == "id" else "") for f in fields(row)
+            )
             self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) WITHOUT ROWID")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS metric (step INTEGER, name TEXT, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS metric"
+            " (step INTEGER, name TEXT, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID"
+        )
         self._connection.execute("CREATE TABLE IF NOT EXISTS note (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
         self._connection.commit()
 
-    def write(self, rows: Iterable[LedgerRow], metrics: Mapping[int, Mapping[str, float]], notes: Mapping[str, Json]) -> None:
+    def write(
+        self, rows: Iterable[LedgerRow], metrics: Mapping[int, Mapping[str, float]], notes: Mapping[str, Json]
+    ) -> None:
         """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error."""
         by_type: dict[type, list[tuple[Any, ...]]] = {}
         for row in rows:
@@ -120,7 +127,8 @@ class Ledger:
                 [(step, name, float(value)) for step, named in metrics.items() for name, value in named.items()],
             )
             self._connection.executemany(
-                "INSERT OR REPLACE INTO note VALUES (?, ?)", [(name, json.dumps(value)) for name, value in notes.items()]
+                "INSERT OR REPLACE INTO note VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in notes.items()],
             )
 
     def cut_after(self, event: int, step: int) -> None:
@@ -150,12 +158,16 @@ class Ledger:
 
     def trained_keys(self) -> list[tuple[str, int, int]]:
         """(source, record, pass) of every trained group: a multiset that a resume must not change (AC2)."""
-        rows = self._connection.execute("SELECT source, record, pass_number FROM group_ WHERE state = 'trained'").fetchall()
+        rows = self._connection.execute(
+            "SELECT source, record, pass_number FROM group_ WHERE state = 'trained'"
+        ).fetchall()
         return sorted((row["source"], row["record"], row["pass_number"]) for row in rows)
 
     def metric(self, name: str) -> list[tuple[int, float]]:
         """(step, value) in step order."""
-        rows = self._connection.execute("SELECT step, value FROM metric WHERE name = ? ORDER BY step", (name,)).fetchall()
+        rows = self._connection.execute(
+            "SELECT step, value FROM metric WHERE name = ? ORDER BY step", (name,)
+        ).fetchall()
         return [(row["step"], row["value"]) for row in rows]
 
     def last_metrics(self) -> dict[str, float]:

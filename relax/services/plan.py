@@ -75,7 +75,9 @@ def _require(
 
 def _producer(column: str, algorithm: Algorithm, roles: Mapping[str, RoleColumns]) -> str:
     if column not in COLUMNS:
-        raise UserError(f"algorithm {algorithm.name!r} needs column {column!r}, which is not in relax.core.column.COLUMNS")
+        raise UserError(
+            f"algorithm {algorithm.name!r} needs column {column!r}, which is not in relax.core.column.COLUMNS"
+        )
     producers = [name for name, columns in roles.items() if column in columns.produces]
     if algorithm.tokens_from in producers:
         return algorithm.tokens_from

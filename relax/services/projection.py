@@ -66,12 +66,12 @@ class Projection:
             elif table_of(id) is Table.sample:
                 self._rows.append(_sample_row(id, fetched, event))
 
-    def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int, late: int) -> None:
+    def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int) -> None:
         """A step is over; its metrics are complete."""
         metrics = dict(outcome.metrics)
         for name in ("admitted", "trained", "filtered", "failed", "dropped", "outstanding"):
             metrics[f"ledger/{name}"] = counts[name]
-        metrics |= {"gate/lost": lost, "gate/late": late, "train/applied": float(outcome.applied)}
+        metrics |= {"gate/lost": lost, "train/applied": float(outcome.applied)}
         metrics["rollout/sampled_tokens"] = self.sampled_tokens
         metrics["rollout/wasted_tokens"] = self.wasted_tokens
         self._notes["account"] = dict(counts)

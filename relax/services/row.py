@@ -84,7 +84,9 @@ def _joined(parts: list[Any], dtype: Any) -> Any:
 def _turns_to_json(trajectory: Trajectory) -> dict[str, Json]:
     return {
         "turns": [[t.segment, t.start, t.end, t.stop_reason, t.text] for t in trajectory.turns],
-        "messages": [[m.role, "".join(p.text for p in m.parts if isinstance(p, TextPart))] for m in trajectory.messages],
+        "messages": [
+            [m.role, "".join(p.text for p in m.parts if isinstance(p, TextPart))] for m in trajectory.messages
+        ],
         "end": trajectory.end,
         "info": trajectory.info,
     }

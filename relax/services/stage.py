@@ -104,11 +104,11 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
             tasks.start("reward", reward.score(), endless=True)
             tasks.start("verdict", reward.decide(), endless=True)
         elif role == "advantage":
-            advantage = Advantage(bus_access, controller, setup.algorithm)  # type: ignore[arg-type]
+            advantage = Advantage(bus_access, setup.algorithm)  # type: ignore[arg-type]
             tasks.start("advantage", advantage.run(), endless=True)
         elif role == "reference":
             assert crew.reference is not None
-            reference = Reference(bus_access, controller, *crew.reference, setup.trainer.microbatch_tokens)  # type: ignore[arg-type]
+            reference = Reference(bus_access, *crew.reference, setup.trainer.microbatch_tokens)  # type: ignore[arg-type]
             tasks.start("reference", reference.run(), endless=True)
 
 

@@ -20,11 +20,17 @@ _SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
     "reward": (
         Subscription("reward", Table.trajectory, ("prompt", "turns", "failure"), lease_s=ROLE_LEASE_S),
         Subscription(
-            "verdict", Table.trajectory, ("prompt", "reward", "reward_parts", "failure"), unit="group", lease_s=ROLE_LEASE_S
+            "verdict",
+            Table.trajectory,
+            ("prompt", "reward", "reward_parts", "failure"),
+            unit="group",
+            lease_s=ROLE_LEASE_S,
         ),
     ),
     "advantage": (
-        Subscription("advantage", Table.sample, ("kept", "reward", "turns", "mask", "span"), unit="group", lease_s=ROLE_LEASE_S),
+        Subscription(
+            "advantage", Table.sample, ("kept", "reward", "turns", "mask", "span"), unit="group", lease_s=ROLE_LEASE_S
+        ),
     ),
     "reference": (
         Subscription("reference", Table.sample, ("kept", "token_ids", "mask", "span"), lease_s=ROLE_LEASE_S),

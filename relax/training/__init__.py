@@ -1,0 +1,1 @@
+"""Gradients behind one protocol: backends, optimizers, schedules, packing, checkpoints. Knows no algorithm."""

@@ -150,10 +150,17 @@ class EngineUpdate:
 
     def restarted(self) -> list[Instruction]:
         """The engine is a new one that holds nothing; it takes no request before it is live (WS7)."""
-        lost: list[Instruction] = [] if self.live is None else [MarkFailed("the engine was restarted", final=False)]
         self.live, self.failures, self.phase = None, 0, Phase.idle
         self.number += 1
-        return lost + self._begin()
+        return [MarkFailed("the engine was restarted", final=False), *self._begin()]
+
+    def interrupted(self, holds: Version | None) -> list[Instruction]:
+        """The shell was cancelled and starts again: say what stands, and treat what was under way as failed."""
+        if self.phase is Phase.failed:
+            return [MarkFailed(self.reason, final=True), Abort()]
+        untouched = self.phase in (Phase.idle, Phase.fetching)  # the last `MarkLive` may not have been delivered
+        following = self.failed(self.number, "interrupted", holds)
+        return [MarkLive(self.live), *following] if untouched and self.live is not None else following
 
     def _begin(self) -> list[Instruction]:
         if self.target is None or self.target == self.live:
@@ -173,10 +180,10 @@ class EngineUpdate:
         self.live = None
         final = self.failures > self.budget
         marked: list[Instruction] = [MarkFailed(self.reason, final), Abort()]
-        if final:
+        if final and self.target == self.version:
             self.phase = Phase.failed
             return marked
-        return marked + self._begin()
+        return marked + self._begin()  # a version that was never tried is tried, also by an engine that was given up
 
     def _operation(self, phase: Phase) -> Operation:
         assert self.version is not None

@@ -114,12 +114,13 @@ class EngineUpdater:
 
     def notify(self, version: Version) -> None:
         """A version can be fetched. Never blocks; versions told while a load runs collapse into the newest."""
-        self._newest = version if self._newest is None else max(self._newest, version)
-        self._wake.set()
+        if self._newest is None or version > self._newest:
+            self._newest, self._given_up = version, None  # an engine that was given up tries a new version
+            self._wake.set()
 
     def restarted(self) -> None:
         """The engine behind the handle is a new one that holds nothing."""
-        self._restarted = True
+        self._restarted, self._given_up = True, None
         self._wake.set()
 
     def close(self) -> None:
@@ -129,9 +130,8 @@ class EngineUpdater:
 
     async def run(self) -> None:
         """Update the engine until `close` or cancellation. Started again after a cancellation, it first mends what that left."""
-        update = self._update
-        if update.outstanding:
-            await self._perform(update.failed(update.number, "interrupted", await self._holds()))
+        holds = await self._holds() if self._update.outstanding else None
+        await self._perform(self._update.interrupted(holds))
         while not self._closed:
             # No deadline: without a new version there is nothing to do, and `close` ends the wait.
             await self._wake.wait()
@@ -139,17 +139,19 @@ class EngineUpdater:
             await self._perform([])
         for _, waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(EngineError(f"the updater of engine {self.name} was closed"))
+                waiter.set_exception(EngineError(f"the updater of engine {self.name} was closed at {self.live}"))
 
     async def wait_live(self, version: Version, timeout_s: float) -> None:
         """Return once the engine serves `version` or a later one.
 
-        Raises EngineError when the engine is given up, or when it takes more than `timeout_s` seconds.
+        Raises EngineError when the engine is given up, the updater closed, or when it takes more than `timeout_s` seconds.
         """
         if self.live is not None and self.live >= version:
             return
         if self._given_up is not None:
             raise EngineError(f"engine {self.name} was given up: {self._given_up}")
+        if self._closed:
+            raise EngineError(f"the updater of engine {self.name} was closed at {self.live}")
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append((version, waiter))
         try:
@@ -164,21 +166,25 @@ class EngineUpdater:
             self._waiters = [pair for pair in self._waiters if pair[1] is not waiter]
 
     async def _perform(self, instructions: list[Instruction]) -> None:
-        """Perform instructions, and what follows from them, until none is left."""
+        """Perform instructions, and what follows from them, until none is left; after `close`, until the engine is at rest."""
         pending = deque([*instructions, *self._news()])
-        while pending and not self._closed:
+        while pending:
             instruction = pending.popleft()
+            if self._closed and isinstance(instruction, Fetch):
+                break
             if isinstance(instruction, Operation):
                 pending.extend(await self._operate(instruction))
             else:
                 await self._tell(instruction)
+            if self._restarted:
+                pending.clear()  # what was decided for the engine that is gone
             pending.extend(self._news())
 
     def _news(self) -> list[Instruction]:
         """What was told from outside since the last look."""
         news: list[Instruction] = []
         if self._restarted:
-            self._restarted, self._given_up = False, None
+            self._restarted = False
             news += self._update.restarted()
         if self._newest is not None:
             news += self._update.published(self._newest)
@@ -263,7 +269,7 @@ class EngineUpdater:
     async def _tell(self, instruction: MarkLive | MarkFailed | Abort) -> None:
         match instruction:
             case MarkLive(version=version):
-                self._given_up = None
+                self._given_up = self._fetched = self._report = None  # the engine holds the tensors now
                 await self._call_back(self._on_live and self._on_live(self.name, version))
                 self._settle()
             case MarkFailed(reason=reason, final=final):

@@ -232,8 +232,8 @@ def test_case_h7_an_overlong_buffer_of_zero_is_refused() -> None:
 @pytest.mark.parametrize("fields", AGGREGATES[:3], ids=str)
 def test_case_l6_the_reported_loss_is_the_loss(fields: dict[str, Any]) -> None:
     algorithm = grpo(**fields)
-    logprobs, mask, weights, normalizer = ragged([2, 9, 5, 1], algorithm)
-    outputs = [algorithm.loss(batch_of(logprobs, mask, weights, slice(i, i + 2))) for i in (0, 2)]
+    logprobs, mask, weights, normalizer = ragged([2, 9, 5, 1, 4], algorithm)
+    outputs = [algorithm.loss(batch_of(logprobs, mask, weights, slice(i, i + 2))) for i in (0, 2, 4)]
     measure = merge_measures([output.measures for output in outputs])["policy/loss"]
     assert measure.weight == pytest.approx(normalizer)
     assert measure.value / measure.weight == pytest.approx(sum(o.loss.item() for o in outputs) / normalizer)

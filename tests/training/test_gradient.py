@@ -48,9 +48,7 @@ def test_rule_lo1_gradients_do_not_depend_on_order(reference: dict[str, torch.Te
 
 
 @pytest.mark.parametrize("pad_id", [0, 42, 98])
-def test_rule_lo1_gradients_do_not_depend_on_the_padding_value(
-    pad_id: int, reference: dict[str, torch.Tensor]
-) -> None:
+def test_rule_lo1_gradients_do_not_depend_on_the_padding_value(pad_id: int, reference: dict[str, torch.Tensor]) -> None:
     padded = gradients_for([tuple(ROWS)], vocabulary=replace(vocabulary(), pad_id=pad_id))
     assert gradient_gap(reference, padded) <= 1e-5
 

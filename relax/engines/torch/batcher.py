@@ -205,7 +205,7 @@ class Batcher:
         needed = max([columns, *(request.columns for request in self._running)])
         rounded = -(-needed // _COLUMN_STEP) * _COLUMN_STEP
         roomy = max(cache.columns, rounded)
-        more_rows = max(rows, min(self._slots, max(cache.rows, 2 * cache.rows if rows > cache.rows else 0)))
+        more_rows = max(rows, min(self._slots, 2 * cache.rows if rows > cache.rows else cache.rows))
         while True:
             free = self._kv_tokens - self._prefixes.tokens
             for shape in ((more_rows, roomy), (rows, roomy), (rows, rounded), (rows, needed)):

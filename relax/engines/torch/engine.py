@@ -56,9 +56,10 @@ class TorchEngine:
         self._forward = Forward(model, min_rows)
         self.context = _context(config, model, min_rows)
         """Most tokens that a prompt and its completion can have together."""
+        self._sampler = Sampler(vocabulary.allowed, self._forward.device)
         self._batcher = Batcher(
             self._forward,
-            Sampler(vocabulary.allowed, self._forward.device),
+            self._sampler,
             self._deliver,
             slots=config.slots,
             kv_tokens=config.kv_tokens or max(config.slots, min_rows) * self.context,
@@ -103,9 +104,12 @@ class TorchEngine:
             raise
 
     async def pause(self, mode: LoadMode) -> None:
-        """Stop at a token boundary; `drain` lets running requests end first. Cancelled or failing, the engine goes on."""
-        if self._state != "open":
-            raise EngineError(f"engine {self._name} is {self._state}; pause needs an engine that is running")
+        """Stop at a token boundary; `drain` lets running requests end first. Cancelled or failing, the engine goes on.
+
+        On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
+        """
+        if self._state in ("pausing", "closed") or self._loading:
+            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait")
         self._state = "pausing"
         try:
             self._batcher.admits = False
@@ -144,11 +148,9 @@ class TorchEngine:
             self._loading = False
 
     async def resume(self) -> None:
-        """Go on with whatever version is bound."""
-        if self._state != "paused":
-            raise EngineError(f"engine {self._name} is {self._state}; resume needs a paused engine")
-        if self._loading:
-            raise EngineError(f"engine {self._name} is loading; wait for the load to end before resume")
+        """Go on with whatever version is bound. An engine that is not paused goes on as it did."""
+        if self._state in ("pausing", "closed") or self._loading:
+            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait")
         self._reopen()
 
     async def status(self) -> EngineStatus:
@@ -225,7 +227,7 @@ class TorchEngine:
             if self._deterministic and self._version is None:
                 check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size)
             probe = weights.manifest.probe
-            logprobs = None if probe is None else self._forward.logprobs(probe.token_ids, self._vocabulary.allowed)
+            logprobs = None if probe is None else self._forward.logprobs(probe.token_ids, self._sampler.allowed)
             swapped = time.perf_counter()
             tokens = self._batcher.switch(weights.manifest.version.number, keep=self._mode == "keep")
         except BaseException:

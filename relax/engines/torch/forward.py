@@ -114,7 +114,7 @@ class _MaskPlan:
             raise UserError(
                 f"attention {implementation!r} takes no explicit masks; load the model with attn_implementation 'sdpa'"
             )
-        self._window = getattr(config, "sliding_window", None)
+        self._window: int = getattr(config, "sliding_window", None) or 0
         kinds = getattr(config, "layer_types", None) or ["sliding_attention" if self._window else "full_attention"]
         self._kinds = sorted(set(kinds))
         unknown = set(kinds) - {"full_attention", "sliding_attention"}

@@ -25,7 +25,7 @@ class Window:
     index: Tensor
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers carries no types
     """One layer's keys and values [rows, columns, heads, width], allocated at the first token."""
 
     is_sliding = False
@@ -67,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """With `window` None a forward is a prefill: its keys and values are captured for `scatter`; else it is a decode step."""
 
     def __init__(self, num_layers: int) -> None:
@@ -82,6 +82,7 @@ class SlotCache(Cache):
         """Positions that are allocated."""
         return self.rows * self.columns
 
+    @torch.inference_mode()
     def reshape(self, rows: int, columns: int, used_rows: int) -> None:
         """Allocate another rectangle and carry over the first `used_rows`; layer by layer, so the peak is one layer more."""
         kept = min(columns, self.columns)
@@ -90,11 +91,13 @@ class SlotCache(Cache):
             layer.values = _resized(layer.values, rows, columns, used_rows, kept)
         self.rows, self.columns = rows, columns
 
+    @torch.inference_mode()
     def copy_row(self, source: int, target: int, length: int) -> None:
         for layer in self._stored():
             layer.keys[target, :length] = layer.keys[source, :length]
             layer.values[target, :length] = layer.values[source, :length]
 
+    @torch.inference_mode()
     def scatter(self, source: Tensor, target: Tensor) -> None:
         """Copy captured positions `source` (row * T + position of the prefill) to flat positions `target` of the rectangle."""
         for layer in self._stored():
@@ -103,19 +106,16 @@ class SlotCache(Cache):
                 flat = captured.transpose(1, 2).flatten(0, 1)
                 stored.flatten(0, 1).index_copy_(0, target, flat.index_select(0, source))
 
+    @torch.inference_mode()
     def captured(self, row: int, length: int) -> KeyValues:
         """A copy of the first `length` positions of a row of the last prefill."""
-        return [
-            None
-            if layer.captured is None
-            else tuple(part[row, :, :length].transpose(0, 1).clone() for part in layer.captured)
-            for layer in self._slots
-        ]  # type: ignore[misc]
+        return [None if layer.captured is None else _row(layer.captured, row, length) for layer in self._slots]
 
     def forget_captured(self) -> None:
         for layer in self._slots:
             layer.captured = None
 
+    @torch.inference_mode()
     def write(self, row: int, parts: KeyValues) -> None:
         """Put keys and values kept by `captured` at the start of a row."""
         for layer, part in zip(self._slots, parts, strict=True):
@@ -123,12 +123,14 @@ class SlotCache(Cache):
                 layer.keys[row, : len(part[0])] = part[0]
                 layer.values[row, : len(part[1])] = part[1]
 
+    @torch.inference_mode()
     def wipe(self, row: int) -> None:
         """Zero a row, after values that were not finite."""
         for layer in self._stored():
             layer.keys[row].zero_()
             layer.values[row].zero_()
 
+    @torch.inference_mode()
     def wipe_all(self) -> None:
         for layer in self._stored():
             layer.keys.zero_()
@@ -142,3 +144,8 @@ def _resized(old: Tensor, rows: int, columns: int, used_rows: int, kept: int) ->
     new = old.new_zeros((rows, columns, *old.shape[2:]))
     new[:used_rows, :kept] = old[:used_rows, :kept]
     return new
+
+
+def _row(captured: tuple[Tensor, Tensor], row: int, length: int) -> tuple[Tensor, Tensor]:
+    keys, values = (part[row, :, :length].transpose(0, 1).clone() for part in captured)
+    return keys, values

@@ -21,16 +21,17 @@ class Sampler:
     """`allowed` bool[V] is the support of every draw."""
 
     def __init__(self, allowed: npt.NDArray[np.bool_], device: torch.device) -> None:
-        self._allowed = torch.tensor(allowed, dtype=torch.bool, device=device)
+        self.allowed = torch.tensor(allowed, dtype=torch.bool, device=device)
         self._first_allowed = int(np.flatnonzero(allowed)[0])
 
+    @torch.inference_mode()
     def sample(
         self, logits: Tensor, rows: Rows, uniforms: npt.NDArray[np.float64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Token ids int64[n] and logprobs float32[n] for logits [n, V]; a logprob is NaN where the logits were not finite."""
         greedy = rows["temperature"] == 0
         number = torch.tensor(np.where(greedy, 1.0, rows["temperature"]), dtype=torch.float32, device=logits.device)
-        scaled = scaled_logits(logits, number, self._allowed)
+        scaled = scaled_logits(logits, number, self.allowed)
         # A NaN anywhere, or +inf, shows in the row's maximum; -inf does too when nothing else is left.
         usable = torch.isfinite(scaled.amax(dim=-1))
         if greedy.all():
@@ -40,7 +41,7 @@ class Sampler:
             if greedy.any():
                 tokens = torch.where(torch.tensor(greedy, device=logits.device), scaled.argmax(dim=-1), tokens)
         tokens = tokens.masked_fill(~usable, self._first_allowed)
-        logprobs = token_logprobs(logits, tokens, number, self._allowed).masked_fill(~usable, float("nan"))
+        logprobs = token_logprobs(logits, tokens, number, self.allowed).masked_fill(~usable, float("nan"))
         return tokens.cpu().numpy(), logprobs.cpu().numpy()
 
 

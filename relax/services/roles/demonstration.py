@@ -4,9 +4,11 @@ Consumes: group rows (`prompt`). Waits for: a group on the bus. Unblocked by: ad
 included, are in the mask; nothing samples them, so they carry no version and no behaviour logprobs.
 """
 
+from typing import NoReturn
+
 import numpy as np
 
-from relax.bus.row import Receipt, RowPut
+from relax.bus.row import Fetched, RowPut
 from relax.core.completion import frozen
 from relax.core.error import DataError
 from relax.core.id import GroupId, trajectory_id
@@ -14,9 +16,8 @@ from relax.core.message import Prompt, prompt_from_json, text_message
 from relax.core.protocol import Renderer
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import BusAccess, ControllerAccess
+from relax.services.consume import consume
 from relax.services.row import trajectory_rows
-
-CONSUMER = "demonstration"
 
 
 class Demonstration:
@@ -27,37 +28,33 @@ class Demonstration:
         self._max_context_tokens = max_context_tokens
         self._batch = batch
 
-    async def run(self) -> None:
-        """Endless."""
-        while True:
-            receipt = await self._bus.take(CONSUMER, CONSUMER, max_rows=self._batch)
-            await self._bus.put(await self._rows(receipt), receipt.lease)
-            await self._bus.ack(receipt.lease)
+    async def run(self) -> NoReturn:
+        """Endless. A prompt without a usable reference ends its group as failed, with the reason."""
+        await consume(self._bus, "demonstration", self._batch, self._rows)
 
-    async def _rows(self, receipt: Receipt) -> list[RowPut]:
-        fetched = await self._bus.fetch(receipt)
+    async def _rows(self, fetched: Fetched) -> list[RowPut]:
         rows: list[RowPut] = []
-        for group in receipt.ids:
-            id = trajectory_id(GroupId(group), 0)
+        for group in map(GroupId, fetched.ids):
             try:
                 trajectory = self.demonstrate(prompt_from_json(fetched.get(group, "prompt")))
-                rows += trajectory_rows(id, trajectory, sampled=False)
+                rows += trajectory_rows(trajectory_id(group, 0), trajectory, sampled=False)
             except DataError as error:
-                await self._controller.end(GroupId(group), "failed", str(error)[:200])
+                await self._controller.end(group, "failed", str(error)[:200])
         return rows
 
     def demonstrate(self, prompt: Prompt) -> Trajectory:
         """The prompt answered by its reference. Raises DataError when the reference is not text or does not fit."""
         if not isinstance(prompt.reference, str):
-            raise DataError(f"record {prompt.key} has reference {prompt.reference!r}; a supervised stage needs a string")
-        answer = text_message("assistant", prompt.reference)
+            raise DataError(
+                f"record {prompt.key} has reference {prompt.reference!r}; a supervised stage needs a string"
+            )
         opened = self._renderer.encode(prompt.messages).token_ids
-        answer_ids = self._renderer.encode_reply(prompt.reference)
-        if len(opened) + len(answer_ids) > self._max_context_tokens:
-            raise DataError(f"record {prompt.key} has {len(opened) + len(answer_ids)} tokens, over {self._max_context_tokens}")
-        segment = _segment(opened, answer_ids)
-        turn = Turn(0, len(opened), len(opened) + len(answer_ids), "stop", prompt.reference)
-        return Trajectory((segment,), (turn,), (answer,), "done")
+        answer = self._renderer.encode_reply(prompt.reference)
+        length = len(opened) + len(answer)
+        if length > self._max_context_tokens:
+            raise DataError(f"record {prompt.key} has {length} tokens, over {self._max_context_tokens}")
+        turn = Turn(0, len(opened), length, "stop", prompt.reference)
+        return Trajectory((_segment(opened, answer),), (turn,), (text_message("assistant", prompt.reference),), "done")
 
 
 def _segment(opened: np.ndarray, answer: np.ndarray) -> Segment:

@@ -14,13 +14,14 @@ from relax.core.completion import Sampling, Session
 from relax.core.error import EngineError, TaskError
 from relax.core.id import GroupId, TrajectoryId, evaluation_id, trajectory_id
 from relax.core.message import Prompt
-from relax.core.protocol import Renderer, RolloutEngine, WeightReader
+from relax.core.protocol import Renderer, RolloutEngine
 from relax.core.version import Version
 from relax.services.ledger import EvaluationRow
 from relax.services.task import Task
 from relax.tasks.episode import request_seed, run_episode
 from relax.tasks.score import score
 from relax.weights.proof import check_proof
+from relax.weights.store import WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class EvaluationSet:
 class EvaluationRequest:
     version: Version
     step: int
-    done: "asyncio.Future[dict[str, float]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Evaluation:
     def __init__(
         self,
         engine: RolloutEngine,
-        reader: WeightReader,
+        store: WeightStore,
         renderer: Renderer,
         tasks: Mapping[str, Task],
         sets: Sequence[EvaluationSet],
@@ -65,31 +65,31 @@ class Evaluation:
         report: Callable[[EvaluationResult], None],
         next_number: int = 0,
     ) -> None:
-        self._engine, self._reader, self._renderer, self._tasks = engine, reader, renderer, tasks
+        self._engine, self._store, self._renderer, self._tasks = engine, store, renderer, tasks
         self._sets, self._run_seed, self._max_context_tokens = sets, run_seed, max_context_tokens
         self._number, self._report = number, report
         self._requests: asyncio.Queue[EvaluationRequest] = asyncio.Queue(maxsize=2)
         self._loaded: Version | None = None
         self.next_number = next_number
 
-    async def request(self, version: Version, step: int) -> "asyncio.Future[dict[str, float]]":
-        """Queue an evaluation; waits when two are waiting already. The future resolves to its metrics."""
-        done: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
-        await self._requests.put(EvaluationRequest(version, step, done))
-        return done
+    async def request(self, version: Version, step: int) -> None:
+        """Queue an evaluation; the version is held until it is done. Waits when two are waiting already."""
+        self._store.pin(version)
+        await self._requests.put(EvaluationRequest(version, step))
+
+    async def idle(self) -> None:
+        """Return once every request has been reported. A failure of the role ends the run, and with it this wait."""
+        await self._requests.join()
 
     async def run(self) -> None:
         """Endless."""
         while True:
             request = await self._requests.get()
-            try:
-                request.done.set_result(await self._evaluate(request))
-            except BaseException as error:
-                if not request.done.done():
-                    request.done.cancel(msg=f"evaluation of {request.version} ended: {error!r}")
-                raise
+            await self._evaluate(request)
+            self._store.unpin(request.version)
+            self._requests.task_done()
 
-    async def _evaluate(self, request: EvaluationRequest) -> dict[str, float]:
+    async def _evaluate(self, request: EvaluationRequest) -> None:
         await self._load(request.version)
         metrics: dict[str, float] = {}
         rows: list[EvaluationRow] = []
@@ -100,17 +100,16 @@ class Evaluation:
             metrics[f"eval/{evaluated.name}/reward"] = float(np.mean(rewards))
             metrics[f"eval/{evaluated.name}/failed"] = float(sum(row.failure is not None for row in found))
         self._report(EvaluationResult(request.step, metrics, rows))
-        return metrics
 
     async def _load(self, version: Version) -> None:
         if version == self._loaded:
             return
         await self._engine.pause("drain")
         try:
-            report = await self._engine.load(version, self._reader)
+            report = await self._engine.load(version, self._store)
         finally:
             await self._engine.resume()
-        check_proof((await self._reader.fetch(version)).manifest, report)
+        check_proof("evaluation", self._store.manifest(version), report)
         self._loaded = version
 
     async def _run_set(self, evaluated: EvaluationSet, request: EvaluationRequest) -> list[EvaluationRow]:

@@ -7,20 +7,20 @@ filters run here, before any other column is computed (LO5). Both are unblocked 
 
 import asyncio
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
-from relax.bus.row import Fetched, Receipt, RowPut
+from relax.bus.row import Fetched, RowPut
 from relax.core.algorithm import RewardFilter
-from relax.core.error import LateError
-from relax.core.id import GroupId, group_of
+from relax.core.id import GroupId
 from relax.core.message import prompt_from_json
 from relax.services.access import BusAccess, ControllerAccess
+from relax.services.account import EndState
+from relax.services.consume import by_group, consume
 from relax.services.row import read_trajectory, read_turns
 from relax.services.task import Task
 from relax.tasks.score import score
-
-SCORE, DECIDE = "reward", "verdict"
 
 
 class Reward:
@@ -36,61 +36,45 @@ class Reward:
         self._filter = reward_filter
         self._concurrency = concurrency
 
-    async def score(self) -> None:
+    async def score(self) -> NoReturn:
         """Endless. A reward that fails gives no value and a reason, never a silent 0."""
-        while True:
-            receipt = await self._bus.take(SCORE, SCORE, max_rows=self._concurrency)
-            fetched = await self._bus.fetch(receipt)
-            rows = await asyncio.gather(*(self._judge(id, fetched) for id in receipt.ids))
-            try:
-                await self._bus.put(rows, receipt.lease)
-                await self._bus.ack(receipt.lease)
-            except LateError:
-                await self._controller.count_late(group_of(receipt.ids[0]))
+        await consume(self._bus, "reward", self._concurrency, self._score)
+
+    async def decide(self) -> NoReturn:
+        """Endless."""
+        await consume(self._bus, "verdict", 64, self._decide)
+
+    async def _score(self, fetched: Fetched) -> list[RowPut]:
+        return list(await asyncio.gather(*(self._judge(id, fetched) for id in fetched.ids)))
 
     async def _judge(self, id: str, fetched: Fetched) -> RowPut:
-        failure = fetched.get(id, "failure")
-        if failure is not None:
+        if fetched.get(id, "failure") is not None:
             return RowPut(id, {"reward": None, "reward_parts": []})
         prompt = prompt_from_json(fetched.get(id, "prompt"))
         trajectory = read_trajectory(read_turns(fetched.get(id, "turns")))
         total, parts = await score(prompt, trajectory, self._tasks[prompt.task].rewards)
         return RowPut(id, {"reward": None if total is None else np.float64(total), "reward_parts": parts})
 
-    async def decide(self) -> None:
-        """Endless."""
-        while True:
-            receipt = await self._bus.take(DECIDE, DECIDE, max_rows=64)
-            fetched = await self._bus.fetch(receipt)
-            for group, rows in by_group(receipt).items():
-                await self._decide_group(group, rows, fetched, receipt)
-            await self._bus.ack(receipt.lease)
+    async def _decide(self, fetched: Fetched) -> list[RowPut]:
+        kept: list[RowPut] = []
+        for group, rows in by_group(fetched).items():
+            ending = self._ending(group, rows, fetched)
+            if ending is None:
+                kept.append(RowPut(group, {"kept": np.bool_(True)}))
+            else:
+                await self._controller.end(group, *ending)
+        return kept
 
-    async def _decide_group(self, group: GroupId, rows: list[str], fetched: Fetched, receipt: Receipt) -> None:
+    def _ending(self, group: GroupId, rows: list[str], fetched: Fetched) -> tuple[EndState, str] | None:
+        """How the group ends now, untrained, or None to keep it: too few survivors by policy (AC4), or a filter."""
         rewards = [fetched.get(id, "reward") for id in rows]
         survivors = np.array([reward for reward in rewards if reward is not None], dtype=np.float64)
         task = self._tasks[fetched.get(group, "prompt")["task"]]
         lost = len(rewards) - len(survivors)
         if lost and (task.on_failure == "drop" or len(survivors) < min(task.min_survivors, len(rewards))):
-            reasons = sorted({_why(id, fetched) for id in rows if fetched.get(id, "reward") is None})
-            await self._controller.end(group, "failed", reasons[0])
-            return
+            return "failed", next(_why(id, fetched) for id in rows if fetched.get(id, "reward") is None)
         reason = self._filter(survivors) if self._filter is not None else None
-        if reason is not None:
-            await self._controller.end(group, "filtered", reason)
-            return
-        try:
-            await self._bus.put([RowPut(group, {"kept": np.bool_(True)})], receipt.lease)
-        except LateError:
-            await self._controller.count_late(group)
-
-
-def by_group(receipt: Receipt) -> dict[GroupId, list[str]]:
-    """The rows of a whole-group receipt, per group, in the receipt's order."""
-    groups: dict[GroupId, list[str]] = {group: [] for group in receipt.groups}
-    for id in receipt.ids:
-        groups[group_of(id)].append(id)
-    return groups
+        return None if reason is None else ("filtered", reason)
 
 
 def _why(id: str, fetched: Fetched) -> str:

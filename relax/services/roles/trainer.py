@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from relax.algorithms.gap import GapByAge
-from relax.bus.row import Fetched, Receipt
+from relax.bus.row import Fetched
 from relax.core.algorithm import Algorithm
 from relax.core.batch import ForwardBackward, TrainRow, merge_measures
 from relax.core.error import InvariantError
 from relax.core.id import SampleId, parent_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
 from relax.services.access import BusAccess, ControllerAccess, StepOutcome
-from relax.services.roles.reward import by_group
+from relax.services.consume import by_group
 from relax.services.row import oldest_version, read_turns
 from relax.services.statistic import StepStatistics
 from relax.training.packing import pack, split
@@ -84,19 +84,21 @@ class Trainer:
         while True:
             taken = await self._controller.take(CONSUMER)
             if taken.step != step:
-                raise InvariantError("TQ10", f"the controller binds groups to step {taken.step}, the trainer is at {step}")
+                raise InvariantError(
+                    "TQ10", f"the controller binds groups to step {taken.step}, the trainer is at {step}"
+                )
             if taken.receipt is None:
                 break
             work.leases.append(taken.receipt.lease)
-            self._collect(taken.receipt, await self._bus.fetch(taken.receipt), work, statistics)
+            self._collect(await self._bus.fetch(taken.receipt), work, statistics)
             if not self._settings.in_order:
                 await self._train(work, statistics, flush=False)
         await self._train(work, statistics, flush=True)
         await self._finish(step, work, statistics)
 
-    def _collect(self, receipt: Receipt, fetched: Fetched, work: StepWork, statistics: StepStatistics) -> None:
+    def _collect(self, fetched: Fetched, work: StepWork, statistics: StepStatistics) -> None:
         """Cut the taken groups into rows with their token weights (LO3)."""
-        for group, samples in by_group(receipt).items():
+        for group, samples in by_group(fetched).items():
             trajectories = list(dict.fromkeys(parent_of(sample) or "" for sample in samples))
             masks = {id: self._mask(id, fetched) for id in trajectories}
             lengths = np.array([int(masks[id].sum()) for id in trajectories], dtype=np.int64)
@@ -128,7 +130,9 @@ class Trainer:
             columns,
         )
 
-    def _check_staleness(self, group: str, trajectories: list[str], fetched: Fetched, statistics: StepStatistics) -> None:
+    def _check_staleness(
+        self, group: str, trajectories: list[str], fetched: Fetched, statistics: StepStatistics
+    ) -> None:
         """ST1, asserted where the tokens enter the loss."""
         if self._algorithm.tokens_from != "rollout":
             return
@@ -140,7 +144,9 @@ class Trainer:
             statistics.add_staleness(staleness)
             if staleness > self._settings.max_staleness:
                 raise InvariantError(
-                    "ST1", f"group {group} holds a token of version {oldest} at step {statistics.step}, bound {self._settings.max_staleness}"
+                    "ST1",
+                    f"group {group} holds a token of version {oldest} at step {statistics.step}, "
+                    f"bound {self._settings.max_staleness}",
                 )
 
     async def _train(self, work: StepWork, statistics: StepStatistics, flush: bool) -> None:

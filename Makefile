@@ -1,0 +1,38 @@
+# make train    build the environment, then run recipes/quickstart.yaml under a fresh run name
+# make test     every test
+# make check    what CI checks beside the tests: lint, format, types, import direction
+# make bench    every benchmark, each ending in one JSON line
+#
+# VENV is the environment to build and use, PYTHON the interpreter that builds it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Threads that wait must sleep: a spinning OpenMP thread starves every neighbour on a small machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: train test check bench
+
+train: $(INSTALLED)
+	$(BIN)/relax train recipes/quickstart.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED)
+	@status=0; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || status=1; done; exit $$status
+
+# torch comes first and by its exact version, so that no resolver takes a CUDA build of several gigabytes.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	touch $@

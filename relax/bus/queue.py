@@ -1,0 +1,312 @@
+"""The TransferQueue: the async face of a bus index and a storage.
+
+Called by every role, through a handle. Each verb runs to its end without awaiting, so readers never see half of it; only
+`take` and `admit` wait, each woken by the change it waits for. Nothing polls (TQ7): one timer stands at the earliest
+deadline of a lease.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax.bus.cell import digest, freeze, num_bytes
+from relax.bus.index import BusIndex
+from relax.bus.row import BusStatus, Fetched, PutReport, QueueClosedError, Receipt, RowPut, Subscription
+from relax.bus.sampler import FifoSampler
+from relax.bus.state import Change
+from relax.bus.waiter import Admission, Line, Take
+from relax.bus.write import CellNote, RowWrite, check_columns
+from relax.core.column import Column
+from relax.core.error import InvariantError, LateError
+from relax.core.event import Log
+from relax.core.id import GroupId, RowId, parent_of
+from relax.core.protocol import Clock, Sampler, Storage
+
+
+class TransferQueue:
+    """One bus. `max_rows` and `max_bytes` bound what is admitted, not what admitted rows may still get (TQ5)."""
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        storage: Storage,
+        log: Log,
+        clock: Clock,
+        max_rows: int,
+        max_bytes: int,
+    ) -> None:
+        self._columns = columns
+        self._storage = storage
+        self._clock = clock
+        self._index = BusIndex(columns, log, max_rows, max_bytes)
+        self._samplers: dict[str, Sampler] = {}
+        self._takes: dict[str, Line[Take]] = {}
+        self._admissions: Line[Admission] = Line()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._closed = False
+
+    # --- consumers -------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, subscription: Subscription, sampler: Sampler | None = None) -> None:
+        """Register a consumer; it sees rows that are there already. Again with the same subscription replaces the sampler.
+
+        Without a sampler the consumer takes first what was complete first. Raises InvariantError (TQ1, TQ2, TQ10).
+        """
+        change = self._index.subscribe(subscription)
+        self._takes.setdefault(subscription.consumer, Line())
+        if sampler is not None or subscription.consumer not in self._samplers:
+            self._samplers[subscription.consumer] = sampler or FifoSampler()
+        self._follow(change)
+
+    async def take(self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None) -> Receipt:
+        """Lease up to `max_rows` units (rows or groups) that the sampler chooses; waits until it chooses some.
+
+        Woken by the write that completes a unit, by a lease that comes back, or by `poke`. None waits without limit: the
+        reason is that work may come at any time, and `close` ends the wait. Raises TimeoutError, QueueClosedError, or
+        LateError when `drop_holder` names the holder. A lease granted to a cancelled take goes back.
+        """
+        self._check_open()
+        line = self._line(consumer)
+        waiter = Take(holder, max_rows, asyncio.get_running_loop().create_future())
+        line.join(waiter)
+        self._serve(consumer)
+        self._arm()
+        returned = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                receipt = await waiter.future
+            returned = True
+            return receipt
+        except TimeoutError as error:
+            raise TimeoutError(f"consumer {consumer!r}: nothing to take within {timeout_s} s") from error
+        finally:
+            line.leave(waiter)
+            granted = waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None
+            if granted and not returned:
+                self._follow(self._index.release(waiter.future.result().lease))
+
+    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
+        """The cells of leased rows: the receipt's columns, or `columns` as far as they are written; joined upward (TQ1).
+
+        `ids` are the rows that the lease still holds. Raises LateError, and TransportError when storage lost a row.
+        """
+        wanted = tuple(receipt.columns if columns is None else columns)
+        ids = self._index.rows(receipt.lease)
+        for name in wanted:
+            if name not in self._columns:
+                raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
+        cells: dict[RowId, dict[str, Any]] = {}
+        for row in ids:
+            owner: RowId | None = row
+            while owner is not None and owner not in cells:
+                cells[owner] = self._storage.get(owner, self._index.present(owner, wanted))
+                owner = parent_of(owner)
+        return Fetched(ids, cells)
+
+    async def read(self, group: GroupId) -> Fetched:
+        """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""
+        present = self._index.cells_of(group)
+        cells = {row: self._storage.get(row, columns) for row, columns in present.items()}
+        return Fetched(tuple(present), cells)
+
+    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
+        """Write cells on leased rows and rows below them; all in one moment, and the lease is renewed.
+
+        The same content again is a no-op. Raises LateError when the lease is not held (nothing is written), InvariantError
+        (TQ1, TQ4, TQ6) for what no holder may write (nothing is written).
+        """
+        cells = {put.id: self._freeze(put.id, put.cells) for put in puts}
+        writes = [RowWrite(put.id, _notes(cells[put.id]), put.children) for put in puts]
+        outcome = self._index.put(lease, writes, self._clock.time())
+        for write in outcome.plan.fresh:
+            self._storage.put(write.id, {name: cells[write.id][name] for name in write.cells})
+        self._follow(outcome.change)
+        return PutReport(outcome.plan.late, outcome.plan.superseded)
+
+    async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
+        """Columns of each row at or below the leased ones: what an earlier holder left done. Raises LateError."""
+        return self._index.written(lease)
+
+    async def renew(self, lease: str) -> None:
+        """Report progress: the lease's deadline moves. Raises LateError."""
+        self._follow(self._index.renew(lease, self._clock.time()))
+
+    async def ack(self, lease: str) -> None:
+        """The consumer is done with the lease's units. Raises LateError."""
+        self._follow(self._index.ack(lease))
+
+    async def release(self, lease: str) -> None:
+        """Give the units back undone; they keep their place. A lease that is not held is fine."""
+        self._follow(self._index.release(lease))
+
+    async def drop_holder(self, holder: str) -> None:
+        """A holder died: its leases go back and its waiting takes fail with LateError."""
+        gone = f"holder {holder!r} was dropped"
+        for line in self._takes.values():
+            for waiter in line:
+                if waiter.holder == holder:
+                    line.fail(waiter, LateError(gone))
+        self._follow(self._index.drop_holder(holder))
+
+    async def poke(self, consumer: str) -> None:
+        """The sampler's opinion changed: ask it again for whoever waits."""
+        self._line(consumer)
+        self._serve(consumer)
+        self._arm()
+
+    # --- groups ----------------------------------------------------------------------------------------------------
+
+    async def admit(
+        self,
+        group: GroupId,
+        cells: Mapping[str, Any],
+        children: int,
+        rows: int,
+        num_bytes: int,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Make a group's row with `children` siblings to come, reserving `rows` and `num_bytes` for all it may ever hold.
+
+        Waits for space, first come first served (TQ5); None waits without limit: space comes with any end or settle, and
+        `close` ends the wait. Raises TimeoutError, QueueClosedError, UserError (it can never fit), InvariantError.
+        """
+        self._check_open()
+        self._index.check_admission(group, tuple(cells), children, rows, num_bytes)
+        kept = self._freeze(group, cells)
+        if not self._has_space(rows, num_bytes):
+            await self._wait_for_space(group, rows, num_bytes, timeout_s)
+        change = self._index.admit(group, _notes(kept), children, rows, num_bytes)
+        self._storage.put(group, kept)
+        self._follow(change)
+
+    async def has_space(self, rows: int, num_bytes: int) -> bool:
+        """True when `admit` of this size would not wait now."""
+        return self._has_space(rows, num_bytes)
+
+    async def end(self, group: GroupId) -> None:
+        """The group was filtered, failed, dropped or evaluated: its rows leave, its leases are late. Again is fine."""
+        self._follow(self._index.end(group))
+
+    async def settle(self, groups: Sequence[GroupId]) -> None:
+        """A complete snapshot covers these groups: their rows leave (TQ2). Again is fine."""
+        self._follow(self._index.settle(groups))
+
+    async def unack(self, consumer: str, groups: Sequence[GroupId]) -> None:
+        """A restart from an older snapshot returns the groups' acked units to the consumer (TQ2)."""
+        self._follow(self._index.unack(consumer, groups))
+
+    async def status(self) -> BusStatus:
+        """Counts now, with who waits."""
+        return self._index.status(len(self._admissions), {name: len(line) for name, line in self._takes.items()})
+
+    async def close(self) -> None:
+        """Fail everyone who waits, and later takes and admissions, with QueueClosedError. Other verbs still answer."""
+        self._closed = True
+        self._admissions.close()
+        for line in self._takes.values():
+            line.close()
+        self._disarm()
+
+    # --- after a change --------------------------------------------------------------------------------------------
+
+    def _follow(self, change: Change) -> None:
+        """Do what a change of the index asks for."""
+        for row in change.dropped:
+            self._storage.drop(row)
+        for consumer in change.woken:
+            self._serve(consumer)
+        self._wake_admission()
+        self._arm()
+
+    def _serve(self, consumer: str) -> None:
+        """Grant leases to waiting takes, in their order, as long as the sampler chooses."""
+        candidates = self._index.candidates(consumer)
+        line = self._line(consumer)
+        for waiter in line if candidates else ():
+            if waiter.future.done() or not candidates:
+                continue
+            try:
+                chosen = self._samplers[consumer].choose(candidates, waiter.max_rows)
+                if not chosen:
+                    continue
+                if len(chosen) > waiter.max_rows:
+                    raise InvariantError("TQ2", f"the sampler of {consumer!r} chose {len(chosen)} > {waiter.max_rows}")
+                receipt = self._index.lease(consumer, waiter.holder, chosen, self._clock.time())
+            except Exception as error:
+                # A sampler's fault belongs to the consumer that waits with it, not to the producer whose put woke it.
+                line.fail(waiter, error)
+                continue
+            line.leave(waiter)
+            waiter.future.set_result(receipt)
+
+    def _has_space(self, rows: int, num_bytes: int) -> bool:
+        return not self._admissions and self._index.fits(rows, num_bytes)
+
+    async def _wait_for_space(self, group: GroupId, rows: int, num_bytes: int, timeout_s: float | None) -> None:
+        """Returns, without another await before the caller goes on, when this admission is first in line and fits."""
+        loop = asyncio.get_running_loop()
+        waiter = Admission(rows, num_bytes, loop.create_future())
+        self._admissions.join(waiter)
+        admitted = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter.future
+                while not self._index.fits(rows, num_bytes):
+                    # Later columns of admitted rows took the space between the wake-up and now.
+                    waiter.future = loop.create_future()
+                    await waiter.future
+            admitted = True
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"group {group!r}: no space for {rows} rows, {num_bytes} bytes in {timeout_s} s"
+            ) from error
+        finally:
+            self._admissions.leave(waiter)
+            if not admitted:
+                self._wake_admission()
+
+    def _wake_admission(self) -> None:
+        head = self._admissions.head
+        if head is not None and not head.future.done() and self._index.fits(head.rows, head.num_bytes):
+            head.future.set_result(None)
+
+    def _arm(self) -> None:
+        """Keep one timer at or before the earliest deadline; one that fires early finds nothing and is set again."""
+        deadline = self._index.next_deadline()
+        if deadline is None or self._closed:
+            self._disarm()
+        elif self._timer is None or self._timer_at > deadline:
+            self._disarm()
+            self._timer_at = deadline
+            delay_s = max(0.0, deadline - self._clock.time())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._follow(self._index.expire(self._clock.time()))
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def _freeze(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, Any]:
+        check_columns(self._columns, row, cells)
+        return {name: freeze(self._columns[name], value) for name, value in cells.items()}
+
+    def _line(self, consumer: str) -> Line[Take]:
+        if consumer not in self._takes:
+            raise InvariantError("TQ2", f"unknown consumer {consumer!r}; subscribed: {sorted(self._takes)}")
+        return self._takes[consumer]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise QueueClosedError("the queue is closed; end the role's loop")
+
+
+def _notes(cells: Mapping[str, Any]) -> dict[str, CellNote]:
+    """What the index needs to know of frozen cells."""
+    return {name: CellNote(digest(value), num_bytes(value)) for name, value in cells.items()}

@@ -1,0 +1,1 @@
+"""The words of relax: what crosses a boundary between rooms. Loads without torch."""

@@ -1,0 +1,312 @@
+"""An engine without a model: the same verbs and rules as the embedded one, on the injected clock.
+
+Used by simulation and by plans that need durations, not text. Tokens are a function of the session's seed (DE1); versions
+are stamped over a request's running time, so a load in its middle gives tokens of both versions.
+"""
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from relax.core.completion import Completion, GenerateInput, Ints, Sampling, Session, StopReason, frozen
+from relax.core.error import EngineError, TransportError
+from relax.core.protocol import Clock, EngineStatus, LoadMode, WeightReader
+from relax.core.seed import derive_seed
+from relax.core.version import Version
+from relax.core.weight import LoadReport
+from relax.engines.config import EmulatedEngineConfig
+from relax.engines.random import hashes, uniforms
+from relax.engines.refusal import StaleError, check_base, checked_budget
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One running request: what it will say, how long it takes, and the stamps of what it has said so far."""
+
+    session: Session
+    token_ids: Ints
+    stop_reason: StopReason
+    duration_s: float
+    fails: bool
+    versions: list[int]
+    mixed: list[bool]
+    progress: float = 0.0
+    is_mixed: bool = False
+
+    def advance(self, progress: float, version: int) -> int:
+        """Running time has come to this share; returns the tokens sampled since the last call."""
+        self.progress = progress
+        new = int(progress * len(self.token_ids) + 1e-9) - len(self.versions)
+        self.versions += [version] * new
+        self.mixed += [self.is_mixed] * new
+        return new
+
+    def completion(self, stop_reason: StopReason, logprob: float) -> Completion:
+        count = len(self.versions)
+        return Completion(
+            frozen(self.token_ids[:count].copy()),
+            frozen(np.full(count, logprob, dtype=np.float32)),
+            frozen(np.asarray(self.versions, dtype=np.int32)),
+            frozen(np.asarray(self.mixed, dtype=np.bool_)),
+            stop_reason,
+        )
+
+
+class EmulatedEngine:
+    """`seed` and `name` give durations and failures; they change no token."""
+
+    def __init__(self, config: EmulatedEngineConfig, clock: Clock, name: str, seed: int = 0) -> None:
+        self._config = config
+        self._clock = clock
+        self._name = name
+        self._seed = derive_seed(seed, "emulated", name)
+        self._draws = 0
+        self._version: Version | None = None
+        self._state: Literal["open", "pausing", "paused", "closed"] = "open"
+        self._mode: LoadMode = "recompute"
+        self._loading = False
+        self._loaded = False
+        self._taken = 0
+        """Slots given out, from the moment a request is let in."""
+        self._moving = 0
+        """Those of them that are not parked by a pause."""
+        self._entrance: deque[asyncio.Future[None]] = deque()
+        self._interrupt: asyncio.Future[None] | None = None
+        self._resumed: asyncio.Future[None] | None = None
+        self._still: asyncio.Future[None] | None = None
+        self._sampled_tokens = 0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+
+    async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
+        """The tokens of the session's seed after its duration. Refuses what the embedded engine refuses."""
+        version = self._serving()
+        check_base(session, version.number, self._name)
+        budget = checked_budget(input, sampling, self._config.max_context_tokens, self._config.vocabulary_size)
+        run = self._plan(session, budget)
+        await self._enter()
+        try:
+            return await self._perform(run)
+        finally:
+            self._leave()
+
+    async def pause(self, mode: LoadMode) -> None:
+        """Stop at a token boundary; with `drain` when running requests have ended. Cancelled, the engine goes on.
+
+        On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
+        """
+        if self._state in ("pausing", "closed") or self._loading:
+            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait")
+        was_paused = self._state == "paused"
+        self._state, self._mode = "pausing", mode
+        if was_paused:
+            await self._pause_again(mode)
+            return
+        self._loaded = False
+        loop = asyncio.get_running_loop()
+        self._resumed, self._still = loop.create_future(), loop.create_future()
+        try:
+            if mode != "drain":
+                self._interruption().set_result(None)
+            if self._moving:
+                # Ends within the loop's next turns, or with the durations of the running requests.
+                await self._still
+        except BaseException:
+            self._reopen()
+            raise
+        if self._is_closed():
+            raise EngineError(f"engine {self._name} was closed while it paused")
+        self._state = "paused"
+
+    async def load(self, version: Version, reader: WeightReader) -> LoadReport:
+        """Take `load_s`, then serve `version`; a failed load leaves the old one."""
+        if self._loading:
+            raise EngineError(f"engine {self._name} is already loading; wait for that load to end")
+        if self._state == "closed":
+            raise EngineError(f"engine {self._name} is closed")
+        if self._state != "paused" and self._version is not None:
+            raise EngineError(f"engine {self._name} is running; pause it before load({version})")
+        self._loading = True
+        started = self._clock.time()
+        try:
+            weights = await reader.fetch(version)
+            if weights.manifest.version != version:
+                raise TransportError(f"asked for {version}, got {weights.manifest.version}; the old version stays")
+            await self._clock.sleep(self._config.load_s)
+            if self._draw() < self._config.load_failure_rate:
+                raise EngineError(f"engine {self._name}: injected failure while loading {version}")
+        finally:
+            self._loading = False
+        self._version, self._loaded = version, True
+        probe = weights.manifest.probe
+        return LoadReport(None if probe is None else probe.logprobs, self._clock.time() - started)
+
+    async def resume(self) -> None:
+        """Go on with the version held. An engine that is not paused goes on as it did."""
+        if self._state in ("pausing", "closed") or self._loading:
+            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait")
+        self._reopen()
+
+    async def status(self) -> EngineStatus:
+        busy_s = self._busy_s + (0.0 if self._busy_since is None else self._clock.time() - self._busy_since)
+        return EngineStatus(
+            name=self._name,
+            version=self._version,
+            accepting=self._state == "open" and self._version is not None,
+            running=self._taken,
+            waiting=sum(not waiter.done() for waiter in self._entrance),
+            capacity=self._config.slots,
+            sampled_tokens=self._sampled_tokens,
+            busy_s=busy_s,
+        )
+
+    async def close(self) -> None:
+        """Fail whatever still waits or runs. Idempotent."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        for future in (self._interrupt, self._resumed, self._still):
+            if future is not None and not future.done():
+                future.set_result(None)
+        for waiter in self._entrance:
+            if not waiter.done():
+                waiter.set_exception(EngineError(f"engine {self._name} was closed"))
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _serving(self) -> Version:
+        if self._state == "closed":
+            raise EngineError(f"engine {self._name} is closed")
+        if self._version is None:
+            raise EngineError(f"engine {self._name} has no version yet; load one before generate")
+        return self._version
+
+    def _reopen(self) -> None:
+        if self._is_closed():
+            return
+        self._state = "open"
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
+        self._interrupt = None
+        self._admit()
+
+    async def _enter(self) -> None:
+        """Wait for one of the slots, in order of arrival."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._entrance.append(waiter)
+        self._admit()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # it had been let in already
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._taken -= 1
+        self._set_moving(-1)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._state == "open" and self._taken < self._config.slots and self._entrance:
+            waiter = self._entrance.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                self._taken += 1
+                self._set_moving(+1)
+
+    async def _perform(self, run: _Run) -> Completion:
+        goal = 0.5 if run.fails else 1.0
+        logprob = -math.log(self._config.vocabulary_size)
+        while True:
+            version = self._serving()
+            if version.number < run.session.base:
+                raise StaleError(f"[ST2] engine {self._name} went back to version {version.number}")
+            started, left_s = self._clock.time(), (goal - run.progress) * run.duration_s
+            was_interrupted = await self._sleep(left_s)
+            share = (self._clock.time() - started) / run.duration_s if run.duration_s else 1.0
+            progress = min(goal, run.progress + share) if was_interrupted else goal
+            self._sampled_tokens += run.advance(progress, version.number)
+            if not was_interrupted:
+                break
+            self._serving()
+            if self._mode == "abort":
+                return run.completion("abort", logprob)
+            await self._park()
+            run.is_mixed = run.is_mixed or (self._loaded and self._mode == "keep" and bool(run.versions))
+            if self._loaded and self._mode == "recompute":
+                run.is_mixed = False
+        if run.fails:
+            raise EngineError(f"engine {self._name}: injected failure of {run.session.group}/{run.session.sibling}")
+        return run.completion(run.stop_reason, logprob)
+
+    async def _sleep(self, seconds: float) -> bool:
+        """Sleep on the clock; true when a pause interrupted it."""
+        timer = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({timer, self._interruption()}, return_when=asyncio.FIRST_COMPLETED)
+            return not timer.done()
+        finally:
+            timer.cancel()
+
+    def _interruption(self) -> "asyncio.Future[None]":
+        """Done once a pause wants running requests to stand still; a new one after each `resume`."""
+        if self._interrupt is None:
+            self._interrupt = asyncio.get_running_loop().create_future()
+        return self._interrupt
+
+    def _is_closed(self) -> bool:
+        return self._state == "closed"
+
+    async def _park(self) -> None:
+        """Stand still until `resume`, which the weight service owes on every path (WS5)."""
+        assert self._resumed is not None
+        self._set_moving(-1)
+        try:
+            await asyncio.shield(self._resumed)
+        finally:
+            self._set_moving(+1)
+
+    def _set_moving(self, change: int) -> None:
+        now = self._clock.time()
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+        self._moving += change
+        self._busy_since = now if self._moving else None
+        if self._moving == 0 and self._still is not None and not self._still.done():
+            self._still.set_result(None)
+
+    def _plan(self, session: Session, budget: int) -> _Run:
+        length, stop_reason = budget, "length"
+        if self._config.length == "uniform":
+            # Of the whole request, so that a resumed one ends where it would have ended.
+            whole = 1 + int(hashes(session.seed, 2**63)[0] % np.uint64(session.offset + budget))
+            length = min(budget, max(1, whole - session.offset))
+            stop_reason = "stop"
+        counters = session.offset + np.arange(length)
+        token_ids = hashes(session.seed, counters) % np.uint64(self._config.vocabulary_size)
+        return _Run(
+            session,
+            token_ids.astype(np.int32),
+            stop_reason,  # type: ignore[arg-type]
+            self._duration(),
+            self._draw() < self._config.failure_rate,
+            [],
+            [],
+        )
+
+    def _duration(self) -> float:
+        if self._config.duration == "constant" or self._config.mean_s == 0:
+            return self._config.mean_s
+        sigma = self._config.sigma
+        normal = NormalDist().inv_cdf(min(max(self._draw(), 1e-12), 1 - 1e-12))
+        return self._config.mean_s * math.exp(sigma * normal - sigma**2 / 2)
+
+    def _draw(self) -> float:
+        self._draws += 1
+        return float(uniforms(self._seed, self._draws)[0])

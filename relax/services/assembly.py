@@ -1,0 +1,282 @@
+"""From a configuration to the objects of a run on the local runtime: models, engines, backend, tasks, data.
+
+Called by `run`. Every component gets its own node and explicit dependencies; nothing here decides anything while the run
+is under way.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax.algorithms.table import ALGORITHMS
+from relax.config.section import StageConfig
+from relax.config.tree import RunConfig
+from relax.core.algorithm import Algorithm
+from relax.core.completion import Sampling, frozen
+from relax.core.message import Prompt, text_message
+from relax.core.protocol import Compute, Pool, Source, TrainBackend
+from relax.data.mixture import build_source
+from relax.data.quarantine import Quarantine
+from relax.data.renderer import TextRenderer
+from relax.data.stream import PromptRules, read_prompts
+from relax.engines.router import Router
+from relax.engines.table import ENGINES
+from relax.model.load import load_model, load_model_config, load_tokenizer
+from relax.model.vocabulary import Vocabulary, read_vocabulary
+from relax.runtime.clock import LoopClock
+from relax.runtime.compute import ComputeThread
+from relax.runtime.local import LocalLauncher
+from relax.runtime.pool import ProcessPool
+from relax.services.check import capacity, max_context_tokens, max_rows
+from relax.services.controller import StageBounds
+from relax.services.fleet import Fleet
+from relax.services.plan import make_plan
+from relax.services.publisher import ProbeSource
+from relax.services.roles.evaluation import EvaluationSet
+from relax.services.roles.rollout import RolloutSettings
+from relax.services.roles.trainer import TrainerSettings
+from relax.services.stage import StageSetup
+from relax.services.task import Task
+from relax.tasks.table import ENVIRONMENTS, REWARDS
+from relax.training.table import BACKENDS
+from relax.weights.store import WeightStore
+from relax.weights.updater import EngineUpdater
+
+
+@dataclass
+class Assembly:
+    """Builds each part once, when it is first asked for. `close` ends the compute threads and the process pool."""
+
+    config: RunConfig
+    quarantine: Quarantine
+    clock: LoopClock = field(default_factory=LoopClock)
+    computes: dict[str, Compute] = field(default_factory=dict)
+
+    # --- model facts ---
+
+    @cached_property
+    def _tokenizer_path(self) -> str:
+        return self.config.model.tokenizer or self.config.model.path
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._tokenizer_path)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return read_vocabulary(self._tokenizer, load_model_config(self.config.model.path))
+
+    @cached_property
+    def renderer(self) -> TextRenderer:
+        return TextRenderer(self._tokenizer, self.vocabulary, self.config.data.chat_template_args)
+
+    @cached_property
+    def _model(self) -> Any:
+        model = self.config.model
+        return load_model(model.path, model.weights, model.dtype, self.config.run.seed)
+
+    @property
+    def max_context_tokens(self) -> int:
+        return max_context_tokens(self.config)
+
+    # --- threads and processes ---
+
+    @cached_property
+    def _launcher(self) -> LocalLauncher:
+        return LocalLauncher(self.config.runtime.strict, self.config.run.seed)  # type: ignore[attr-defined]
+
+    def wrap(self, name: str, target: object) -> object:
+        """What roles get for a shared object: itself, or in strict mode a proxy that copies, freezes and reorders calls."""
+        return self._launcher.wrap(name, target)
+
+    def compute(self, name: str) -> Compute:
+        """The compute thread of a model-owning role."""
+        if name not in self.computes:
+            self.computes[name] = ComputeThread(name, self.config.runtime.threads_per_role)  # type: ignore[attr-defined]
+        return self.computes[name]
+
+    @cached_property
+    def pool(self) -> Pool:
+        return ProcessPool(self.config.runtime.pool_processes)  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        """Idempotent; called on every path out of a run."""
+        for compute in self.computes.values():
+            compute.close()
+        self.computes.clear()
+        if "pool" in self.__dict__:
+            await self.pool.close()  # type: ignore[attr-defined]
+
+    # --- training ---
+
+    @cached_property
+    def backend(self) -> TrainBackend:
+        return self.make_backend(self._model)
+
+    def copy_model(self) -> Any:
+        """A second copy of the policy as it is now."""
+        return copy.deepcopy(self._model)
+
+    def make_backend(self, model: Any) -> TrainBackend:
+        """The configured backend around a model."""
+        config = self.config
+        backend: TrainBackend = BACKENDS.component(config.training.backend.type)(
+            config.training.backend,
+            model=model,
+            vocabulary=self.vocabulary,
+            temperature=config.rollout.sampling.temperature,
+            grad_clip=config.training.grad_clip,
+            deterministic=config.run.deterministic,
+            tokenizer_path=Path(self._tokenizer_path),
+        )
+        return backend
+
+    @cached_property
+    def store(self) -> WeightStore:
+        return WeightStore(self.config.weights.keep)
+
+    @property
+    def probe(self) -> ProbeSource:
+        """A short prompt of the policy's own tokens."""
+        token_ids = self.renderer.encode([text_message("user", "2+3=5 0123456789")]).token_ids
+        return ProbeSource(frozen(np.array(token_ids, dtype=np.int32)), self.config.weights.probe_tolerance)
+
+    # --- engines ---
+
+    def engine(self, name: str) -> Any:
+        """An inference engine with a model of its own, on a thread of its own; it serves nothing before its first load."""
+        node = self.config.rollout.engine
+        return ENGINES.component(node.type)(
+            node,
+            model=self.copy_model(),
+            vocabulary=self.vocabulary,
+            compute=self.compute(name),
+            name=name,
+            deterministic=self.config.run.deterministic,
+        )
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        router = Router(self.clock)
+        engines = {f"engine-{i}": self.engine(f"engine-{i}") for i in range(self.config.rollout.replicas)}
+        fleet = Fleet(router, engines)
+        for name, engine in engines.items():
+            router.attach(name, engine, capacity=self.config.rollout.engine.slots)  # type: ignore[attr-defined]
+        fleet.updaters = [
+            EngineUpdater(
+                name,
+                engine,
+                self.store,
+                mode=self.config.rollout.on_load,
+                on_live=fleet.on_live,
+                on_failed=fleet.on_failed,
+            )
+            for name, engine in engines.items()
+        ]
+        return fleet
+
+    # --- data and tasks ---
+
+    def source(self, stage: StageConfig) -> Source:
+        """The endless prompts of a stage."""
+        return build_source(
+            self.config.sources_of(stage),  # type: ignore[arg-type]
+            renderer=self.renderer,
+            rules=self._prompt_rules,
+            quarantine=self.quarantine,
+            seed=self.config.run.seed,
+        )
+
+    @property
+    def _prompt_rules(self) -> PromptRules:
+        return PromptRules(self.config.data.max_prompt_tokens, self.config.data.system_prompt)
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        return {name: self._task(name) for name in self.config.tasks}
+
+    def _task(self, name: str) -> Task:
+        node = self.config.tasks[name]
+        make = ENVIRONMENTS.component(node.env.type)
+        rewards = [(r, REWARDS.component(r.type)(r, pool=self.pool)) for r in node.rewards]
+        return Task(
+            name=name,
+            environment=lambda: make(node.env),
+            rewards=tuple((r.name or r.type, r.weight, reward) for r, reward in rewards),  # type: ignore[attr-defined]
+            timeout_s=node.timeout_s,
+            max_turns=getattr(node.env, "max_turns", 1),
+            max_attempts=node.max_attempts,
+            on_failure=node.on_failure,
+            min_survivors=node.min_survivors,
+        )
+
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        return [
+            EvaluationSet(
+                node.name,
+                self._evaluation_prompts(node.source, node.max_records),
+                node.samples,
+                self.sampling(node.temperature, node.max_tokens),
+            )
+            for node in self.config.eval.sets
+        ]
+
+    def _evaluation_prompts(self, source: Any, max_records: int | None) -> Sequence[Prompt]:
+        return read_prompts(
+            source,
+            renderer=self.renderer,
+            rules=self._prompt_rules,
+            quarantine=self.quarantine,
+            seed=self.config.run.seed,
+            max_records=max_records,
+        )
+
+    def sampling(self, temperature: float | None = None, max_tokens: int | None = None) -> Sampling:
+        """The run's sampling settings, with some replaced (an evaluation set has its own)."""
+        node = self.config.rollout.sampling
+        return Sampling(
+            temperature=node.temperature if temperature is None else temperature,
+            max_tokens=max_tokens or node.max_tokens,
+            top_p=node.top_p,
+            top_k=node.top_k,
+            stop_ids=tuple(self.renderer.stops),
+        )
+
+    # --- stages ---
+
+    def stage(self, index: int, first: int, end: int) -> StageSetup:
+        """The setup of stage `index`, whose remaining steps are `first .. end - 1`."""
+        config = self.config
+        node = config.stages[index]
+        algorithm: Algorithm = ALGORITHMS.component(node.algorithm.type)(node.algorithm)
+        plan = make_plan(algorithm)
+        staleness = config.max_staleness_of(node)
+        return StageSetup(
+            bounds=StageBounds(
+                node.name,
+                first,
+                end,
+                node.groups_per_step,
+                staleness,
+                capacity(config, node).size,
+                max_lost=node.max_lost_groups or 16 * node.groups_per_step,
+                max_nonfinite_steps=config.training.max_nonfinite_steps,
+            ),
+            plan=plan,
+            algorithm=algorithm,
+            rollout=RolloutSettings(
+                algorithm.group_size,
+                self.sampling(),
+                config.run.seed,
+                max_context_tokens(config),
+                concurrency=config.rollout.replicas * getattr(config.rollout.engine, "slots", 64) * 2,
+            ),
+            trainer=TrainerSettings(config.training.microbatch_tokens, staleness, in_order=config.run.deterministic),
+            max_rows=max_rows(config, node),
+            max_bytes=int(config.bus.max_bytes),
+        )

@@ -1,0 +1,82 @@
+"""What only the whole application can say about a configuration: staleness without correction, the bus's capacity.
+
+Called by `relax config check` and at the start of `relax train`. Loads no torch.
+"""
+
+from dataclasses import dataclass
+
+from relax.config.section import StageConfig
+from relax.config.tree import RunConfig
+from relax.core.error import ConfigError
+from relax.services.controller import GroupSize
+
+_TOKEN_BYTES = 40
+"""Bytes per token over all columns of a trajectory and its samples, text included."""
+_ROW_BYTES = 4096
+"""Bytes per row for turns, parts of the reward and other texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a stage may put on the bus: rows and bytes of one group, and how many groups it must hold."""
+
+    size: GroupSize
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        return self.size.rows * self.groups
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size.num_bytes * self.groups
+
+
+def max_context_tokens(config: RunConfig) -> int:
+    """The longest history: the configured limit, else the longest prompt plus the longest completion."""
+    if config.rollout.max_context_tokens is not None:
+        return config.rollout.max_context_tokens
+    return config.data.max_prompt_tokens + config.rollout.sampling.max_tokens
+
+
+def capacity(config: RunConfig, stage: StageConfig) -> Capacity:
+    """Room for `(S + 1) * B` groups and for one step that is not settled yet (TQ5)."""
+    siblings: int = stage.algorithm.group_size  # type: ignore[attr-defined]
+    tokens = max_context_tokens(config)
+    rows = 1 + 2 * siblings
+    num_bytes = _ROW_BYTES * rows + _TOKEN_BYTES * tokens * siblings + 8 * config.data.max_prompt_tokens
+    groups = (config.max_staleness_of(stage) + 2) * stage.groups_per_step
+    return Capacity(GroupSize(siblings, rows, num_bytes), groups)
+
+
+def max_rows(config: RunConfig, stage: StageConfig) -> int:
+    """`bus.max_rows`, or what the stage needs when it is `auto`."""
+    return capacity(config, stage).rows if config.bus.max_rows == "auto" else config.bus.max_rows
+
+
+def check_run(config: RunConfig) -> list[str]:
+    """Warnings (ST9). Raises ConfigError listing every stage that cannot work."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    for index, stage in enumerate(config.stages):
+        path = f"stages.{index}"
+        needed = capacity(config, stage)
+        if max_rows(config, stage) < needed.rows:
+            problems.append(
+                f"bus.max_rows: {config.bus.max_rows} is too small for {path} ({stage.name}), which needs {needed.rows} [TQ5]"
+            )
+        if config.bus.max_bytes < needed.num_bytes:
+            problems.append(
+                f"bus.max_bytes: {config.bus.max_bytes} is too small for {path} ({stage.name}), which may need {needed.num_bytes}; "
+                "raise it, or lower groups_per_step, group_size, max_staleness or the token limits [TQ5]"
+            )
+        staleness = config.max_staleness_of(stage)
+        if staleness > 0 and not stage.algorithm.corrects_staleness:  # type: ignore[attr-defined]
+            warnings.append(
+                f"{path}.algorithm: {stage.algorithm.type} trains on samples up to {staleness} steps old and nothing corrects for it; "
+                "set old_logprobs: rollout (a clipped ratio against the behaviour logprobs), "
+                "or correction.type: token_truncated, or max_staleness: 0 [ST9]"
+            )
+    if problems:
+        raise ConfigError(problems)
+    return warnings

@@ -1,0 +1,43 @@
+"""Rates of the run, taken after each step: sampled tokens per second, idle share of each compute thread, loads.
+
+Called by the run; its metrics go where every step's metrics go.
+"""
+
+import time
+
+from relax.services.assembly import Assembly
+from relax.services.projection import Projection
+
+
+class Meter:
+    """Differences since the last step, so that warm-up and evaluation do not blur later steps."""
+
+    def __init__(self, assembly: Assembly, projection: Projection) -> None:
+        self._assembly, self._projection = assembly, projection
+        self._at = time.monotonic()
+        self._busy: dict[str, float] = {}
+        self._tokens = 0
+
+    async def step(self, step: int) -> None:
+        """Measure since the last call and record it under `step`."""
+        now = time.monotonic()
+        elapsed, self._at = max(now - self._at, 1e-9), now
+        metrics = {"step/seconds": elapsed}
+        for name, compute in self._assembly.computes.items():
+            busy = compute.busy_s - self._busy.get(name, 0.0)
+            self._busy[name] = compute.busy_s
+            metrics[f"idle/{name}"] = min(1.0, max(0.0, 1.0 - busy / elapsed))
+        if "fleet" in self._assembly.__dict__:
+            metrics |= await self._engines(elapsed)
+        self._projection.measure(step, metrics)
+
+    async def _engines(self, elapsed: float) -> dict[str, float]:
+        fleet = self._assembly.fleet
+        tokens = sum([(await engine.status()).sampled_tokens for engine in fleet.engines.values()])
+        metrics = {"rollout/tokens_per_second": (tokens - self._tokens) / elapsed}
+        self._tokens = tokens
+        for updater in fleet.updaters:
+            for name, measure in updater.counters.measures().items():
+                combined = max if measure.reduction == "max" else float.__add__
+                metrics[name] = combined(metrics.get(name, 0.0), float(measure.value))
+        return metrics

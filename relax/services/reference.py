@@ -1,0 +1,36 @@
+"""The frozen policy that KL is measured against: the weights that its stage began with.
+
+Kept as a file of the run directory, so that a resumed run has the same reference. Opened by the run when a stage's plan
+holds the reference role.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file, save_file
+
+from relax.core.protocol import Compute, TrainBackend
+from relax.model.name import bind_tensors, published_tensors
+
+if TYPE_CHECKING:
+    from relax.services.assembly import Assembly
+
+
+async def open_reference(assembly: "Assembly", path: Path) -> tuple[TrainBackend, Compute]:
+    """A backend that holds the reference, on a thread of its own; the first time, the policy as it is now is written to `path`."""
+    compute = assembly.compute("reference")
+    model = await compute.run(assembly.copy_model)
+    await compute.run(_bind, model, path)
+    return assembly.make_backend(model), compute
+
+
+def _bind(model: object, path: Path) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        save_file(
+            {name: tensor.detach().clone().contiguous() for name, tensor in published_tensors(model).items()}, aside
+        )
+        os.replace(aside, path)
+    bind_tensors(model, load_file(path))

@@ -1,0 +1,282 @@
+"""One whole run: its stages in order, publication, evaluation, checkpoints, resume, and a clean end on every path.
+
+Called by `relax train`. The process that calls it is the unit of failure on the local runtime (RR1): what ends the run
+leaves a ledger, and a checkpoint to resume from.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relax.bus.log import MemoryLog
+from relax.config.tree import RunConfig
+from relax.core.error import RelaxError
+from relax.core.id import GroupId
+from relax.core.message import Json, Prompt
+from relax.core.protocol import Source
+from relax.core.version import Version
+from relax.data.quarantine import Quarantine
+from relax.runtime.task import TaskSet
+from relax.services.account import Account
+from relax.services.assembly import Assembly
+from relax.services.controller import Controller, StopRequested
+from relax.services.directory import RunDirectory
+from relax.services.gate import Gate
+from relax.services.ledger import Ledger
+from relax.services.meter import Meter
+from relax.services.monitors.hub import MonitorHub
+from relax.services.projection import Projection
+from relax.services.publisher import Publisher
+from relax.services.reference import open_reference
+from relax.services.resume import BACKEND_FOLDER, RunState, newest_state
+from relax.services.roles.evaluation import Evaluation, EvaluationResult
+from relax.services.stage import Crew, StageSetup, run_stage
+from relax.services.summary import write_summary
+from relax.training.checkpoint import CheckpointStore
+
+EVENTS_KEPT = 20_000
+"""Events that stay in memory for reports; projections have read them all."""
+
+
+@dataclass(slots=True)
+class StageProgress:
+    """Where the run is: the stage under way, its source, and when it began."""
+
+    index: int = 0
+    first: int = 0
+    end: int = 0
+    samples: bool = False
+    source: Source | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Run:
+    """`resume` goes on from the newest complete checkpoint of the directory; without one the run starts again from the data."""
+
+    def __init__(self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, resume: bool = False) -> None:
+        self._config, self._directory, self._hub = config, directory, hub
+        self._assembly = Assembly(config, Quarantine(directory.quarantine))
+        self._checkpoints = CheckpointStore(directory.checkpoints, config.training.checkpoint.keep_last)
+        self._state: RunState | None = None
+        self._resume = resume
+        self._progress = StageProgress()
+        self._evaluated: set[int] = set()
+
+    async def execute(self) -> dict[str, Json]:
+        """Run to the end, or to a requested stop; returns the summary."""
+        self._ledger = Ledger(self._directory.ledger)
+        try:
+            self._build()
+            async with TaskSet("run") as tasks:
+                if self._evaluation is not None:
+                    tasks.start("evaluation", self._evaluation.run(), endless=True)
+                tasks.start("monitors", self._hub.run(), endless=True)
+                await self._stages()
+                await self._settle_evaluation()
+                await self._projection.flush()
+            return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=False)
+        except StopRequested:
+            await self._checkpoint()
+            return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=True)
+        finally:
+            await self._assembly.close()
+            await self._hub.close()
+            self._ledger.close()
+
+    async def stop(self) -> None:
+        """Ask the run to stop at the next safe point; it then checkpoints and ends."""
+        await self._controller.request_stop()
+
+    # --- building ---
+
+    def _build(self) -> None:
+        config, assembly = self._config, self._assembly
+        self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
+        gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
+        self._projection = Projection(
+            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step
+        )
+        self._controller = Controller(gate, Account(), self._projection)
+        self._meter = Meter(assembly, self._projection)
+        self._evaluation = self._make_evaluation()
+        if self._resume:
+            self._restore()
+        updaters = [assembly.fleet] if any(self._samples(i) for i in range(len(config.stages))) else []
+        self._publisher = Publisher(
+            assembly.store,
+            assembly.backend,
+            assembly.compute("trainer"),
+            updaters,
+            assembly.probe,
+            self._after_step,
+            incarnation=self._state.incarnation + 1 if self._state else 0,
+        )
+
+    def _make_evaluation(self) -> Evaluation | None:
+        sets = self._assembly.evaluation_sets()
+        if not sets:
+            return None
+        return Evaluation(
+            self._assembly.engine("evaluation"),
+            self._assembly.store,
+            self._assembly.renderer,
+            self._assembly.tasks,
+            sets,
+            self._config.run.seed,
+            self._assembly.max_context_tokens,
+            lambda: self._log.last_number,
+            self._report_evaluation,
+        )
+
+    def _restore(self) -> None:
+        self._checkpoints.clean()
+        found = newest_state(self._checkpoints)
+        if found is None:
+            self._ledger.cut_after(-1, 0)
+            return
+        self._folder, self._state = found
+        state = self._state
+        self._ledger.cut_after(state.event, state.step)
+        self._log.start_at(state.event + 1)
+        self._controller.restore(state.next_number, state.step, state.account)
+        self._projection.sampled_tokens = int(state.totals["sampled_tokens"])
+        self._projection.wasted_tokens = int(state.totals["wasted_tokens"])
+        if self._evaluation is not None:
+            self._evaluation.next_number = state.next_evaluation
+
+    def _samples(self, index: int) -> bool:
+        return self._assembly.stage(index, 0, 0).plan.samples
+
+    # --- stages ---
+
+    async def _stages(self) -> None:
+        first = 0
+        start = self._state.step if self._state else 0
+        for index, node in enumerate(self._config.stages):
+            end = first + node.steps
+            if start < end:
+                await self._stage(index, first, max(first, start), end)
+            first = end
+
+    async def _stage(self, index: int, first: int, start: int, end: int) -> None:
+        """Run steps `start .. end - 1` of a stage that began, in this process or an earlier one, at step `first`."""
+        node, setup = self._config.stages[index], self._assembly.stage(index, start, end)
+        source = self._assembly.source(node)
+        self._progress.index, self._progress.first, self._progress.end = index, first, end
+        self._progress.samples, self._progress.source = setup.plan.samples, source
+        again = await self._begin_stage(index, start, end, source)
+        self._projection.note(f"stage/{node.name}", {"first": first, "end": end, "samples": setup.plan.samples})
+        began = time.monotonic()
+        try:
+            await run_stage(await self._crew(setup), setup, iter(source), again)
+        finally:
+            seconds = self._progress.seconds
+            seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
+
+    async def _begin_stage(self, index: int, start: int, end: int, source: Source) -> list[tuple[GroupId, Prompt]]:
+        """Optimizer, weights and cursor; returns the groups that an interrupted run has to admit again."""
+        node, assembly, state = self._config.stages[index], self._assembly, self._state
+        backend, compute = assembly.backend, assembly.compute("trainer")
+        await compute.run(backend.begin, self._config.optimizer_of(node), self._config.schedule_of(node), node.steps)
+        again: list[tuple[GroupId, Prompt]] = []
+        if state is not None:
+            if state.stage == index:
+                source.restore(state.source)
+                again = state.outstanding
+            await compute.run(backend.load, str(self._folder))
+            self._state = None
+        if assembly.store.latest is None:
+            await self._publisher.first(start)
+        await self._evaluate(self._publisher.version, force=True)
+        return again
+
+    async def _crew(self, setup: StageSetup) -> Crew:
+        assembly = self._assembly
+        reference = None
+        if "reference" in setup.plan.roles:
+            reference = await open_reference(assembly, self._directory.reference(setup.bounds.name))
+        return Crew(
+            controller=self._controller,
+            log=self._log,
+            clock=assembly.clock,
+            backend=assembly.backend,
+            compute=assembly.compute("trainer"),
+            publish=self._publisher,
+            renderer=assembly.renderer,
+            tasks=assembly.tasks,
+            fleet=assembly.fleet if setup.plan.samples else None,
+            reference=reference,
+            wrap=assembly.wrap,
+        )
+
+    # --- after each step ---
+
+    async def _after_step(self, version: Version) -> None:
+        step, config, progress = version.number, self._config, self._progress
+        await self._meter.step(step - 1)
+        at_end = step == progress.end
+        every = config.eval.every
+        await self._evaluate(version, force=at_end or (every > 0 and (step - progress.first) % every == 0))
+        if at_end or step % config.training.checkpoint.every == 0:
+            await self._checkpoint()
+        await self._projection.flush()
+        self._write_status(step)
+
+    async def _evaluate(self, version: Version, force: bool) -> None:
+        if self._evaluation is None or not force or version.number in self._evaluated:
+            return
+        self._evaluated.add(version.number)
+        await self._evaluation.request(version, version.number)
+
+    def _report_evaluation(self, result: EvaluationResult) -> None:
+        self._projection.evaluated(result.rows)
+        self._projection.measure(result.step, result.metrics)
+
+    async def _settle_evaluation(self) -> None:
+        if self._evaluation is not None:
+            await self._evaluation.idle()
+
+    async def _checkpoint(self) -> None:
+        """The cut of RR3: what the ledger holds, the cursor, the groups in flight, the weights and the optimizer."""
+        await self._settle_evaluation()
+        await self._projection.flush()
+        state = self._cut()
+        backend = self._assembly.backend
+        await self._assembly.compute("trainer").run(
+            lambda: self._checkpoints.write(
+                state.step, lambda folder: backend.save(str(folder / BACKEND_FOLDER)), state.to_json()
+            )
+        )
+
+    def _cut(self) -> RunState:
+        controller, source = self._controller, self._progress.source
+        assert source is not None
+        return RunState(
+            step=controller.gate.step,
+            stage=self._progress.index,
+            event=self._log.last_number,
+            incarnation=self._publisher.version.incarnation,
+            next_number=controller.next_number,
+            next_evaluation=self._evaluation.next_number if self._evaluation is not None else 0,
+            account=controller.account.counts(),
+            outstanding=controller.outstanding_prompts(),
+            source=source.state(),
+            totals={
+                "sampled_tokens": self._projection.sampled_tokens,
+                "wasted_tokens": self._projection.wasted_tokens,
+            },
+        )
+
+    def _write_status(self, step: int) -> None:
+        status: Mapping[str, Json] = {
+            **self._controller.status(),
+            "step": step,
+            "end": self._progress.end,
+            "account": self._controller.account.counts(),
+        }
+        try:
+            self._directory.write_json(self._directory.status, status)
+        except OSError as error:
+            raise RelaxError(
+                f"cannot write {self._directory.status}: {error.strerror}; free some space and --resume"
+            ) from error

@@ -1,0 +1,177 @@
+"""The loop over turns: one sibling's run through its environment.
+
+Called by the rollout and evaluation roles. It ends with a trajectory (`done` or `truncated`), or raises TaskError (generation or environment
+failed: the message says which) and then nothing of it is graded. The environment is closed on every path.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from relax.core.completion import Bools, Completion, GenerateInput, Sampling, Session
+from relax.core.error import RelaxError, TaskError
+from relax.core.message import Message, Prompt, PromptKey, text_message
+from relax.core.protocol import Encoded, Environment, Generate, Renderer, Step
+from relax.core.seed import derive_seed
+from relax.core.trajectory import EndReason, Trajectory
+from relax.tasks.draft import Draft
+
+T = TypeVar("T")
+
+
+def request_seed(run_seed: int, key: PromptKey, sibling: int, turn: int) -> int:
+    """The seed of one request, from what it is and never from when it comes (DE1): the same again after a retry (AC2)."""
+    return derive_seed(run_seed, key.source, key.record, key.pass_number, key.attempt, sibling, turn)
+
+
+async def run_episode(
+    prompt: Prompt,
+    environment: Environment,
+    renderer: Renderer,
+    generate: Generate,
+    sampling: Sampling,
+    session_of: Callable[[int], Session],
+    *,
+    max_context_tokens: int,
+    max_turns: int = 1,
+    max_sampled_tokens: int | None = None,
+    allowed: Bools | None = None,
+) -> Trajectory:
+    """Run `environment` to its end. `session_of(turn)` is the session of each request.
+
+    `sampling.max_tokens` bounds each turn, `max_sampled_tokens` all turns together, `max_context_tokens` each segment; whichever
+    is met ends the trajectory as `truncated` (TK6). `allowed` bool[V]: a completion with any other id is refused (MM4).
+    Raises TaskError; EngineError comes through. The caller bounds the time.
+    """
+    run = _Episode(prompt, environment, renderer, generate, sampling, max_context_tokens, max_turns, max_sampled_tokens)
+    try:
+        end = await run.turns(session_of, allowed)
+        return run.trajectory(end)
+    finally:
+        await run.close()
+
+
+class _Episode:
+    """The state of one run. `shown` is the prompt as the environment put it, `said` all messages after it."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        environment: Environment,
+        renderer: Renderer,
+        generate: Generate,
+        sampling: Sampling,
+        max_context_tokens: int,
+        max_turns: int,
+        max_sampled_tokens: int | None,
+    ) -> None:
+        self.prompt, self.environment, self.renderer, self.generate = prompt, environment, renderer, generate
+        self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stops))))
+        self.max_context_tokens, self.max_turns, self.max_sampled_tokens = (
+            max_context_tokens,
+            max_turns,
+            max_sampled_tokens,
+        )
+        self.draft = Draft()
+        self.features: Encoded | None = None
+        self.shown: tuple[Message, ...] = ()
+        self.said: list[Message] = []
+        self.steps: list[dict[str, object]] = []
+        self.branches = 0
+        self.unstable = 0
+
+    async def turns(self, session_of: Callable[[int], Session], allowed: Bools | None) -> EndReason:
+        self.shown = await self._ask(self.environment.start(self.prompt), "start")
+        self._begin()
+        for turn in range(self.max_turns):
+            room = self._room()
+            if room <= 0:
+                return "truncated"
+            completion = await self._sample(replace(self.sampling, max_tokens=room), session_of(turn), allowed)
+            if completion.stop_reason == "length":
+                return "truncated"
+            step = await self._ask(self.environment.step(self.said[-1]), "step")
+            if step.info is not None:
+                self.steps.append(dict(step.info))
+            if step.done is not None:
+                self.said.extend(step.messages)
+                return step.done
+            if not step.messages:
+                raise TaskError("environment: step gave neither messages nor an end; give one of them")
+            self._append(step)
+        return "truncated"
+
+    def _room(self) -> int:
+        """Tokens that the next completion may have: the least of what the three budgets leave."""
+        left = [self.sampling.max_tokens, self.max_context_tokens - self.draft.length]
+        if self.max_sampled_tokens is not None:
+            left.append(self.max_sampled_tokens - sum(turn.end - turn.start for turn in self.draft.turns))
+        return min(left)
+
+    async def _sample(self, sampling: Sampling, session: Session, allowed: Bools | None) -> Completion:
+        features = self.features.features if self.features is not None else None
+        request = GenerateInput(self.draft.token_ids, features or {})
+        completion = await self.generate.generate(request, sampling, session)
+        _check(completion, sampling, allowed)
+        text = self.renderer.decode(completion.token_ids)
+        self.draft.sample(completion, text)
+        self.said.append(text_message("assistant", text))
+        self.unstable += not self.renderer.is_stable(completion.token_ids)
+        return completion
+
+    def _begin(self) -> None:
+        """A full render, nobody's sample, opens a segment."""
+        self.features = self.renderer.encode([*self.shown, *self.said])
+        self.draft.begin(self.features.token_ids)
+
+    def _append(self, step: Step) -> None:
+        """Show the environment's messages: as a suffix where that equals a full render, else in a branch (TK2)."""
+        suffix = self.renderer.extend([*self.shown, *self.said], self.draft.token_ids, step.messages)
+        self.said.extend(step.messages)
+        if suffix is None:
+            self.branches += 1
+            self._begin()
+        elif suffix.features:
+            raise TaskError("environment: a later turn holds media, which only the prompt may hold")
+        else:
+            self.draft.show(suffix.token_ids)
+
+    async def _ask(self, answer: Awaitable[T], what: str) -> T:
+        try:
+            return await answer
+        except RelaxError:
+            raise
+        except Exception as error:
+            raise TaskError(f"environment: {what} raised {type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        await self._ask(self.environment.close(), "close")
+
+    def trajectory(self, end: EndReason) -> Trajectory:
+        info = {"branches": self.branches, "unstable": self.unstable}
+        if self.steps:
+            info["environment"] = self.steps
+        return Trajectory(self.draft.segments(), tuple(self.draft.turns), tuple(self.said), end, info)
+
+
+def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) -> None:
+    """Trust no engine with what will be trained and graded. Raises TaskError."""
+    count = len(completion.token_ids)
+    if completion.stop_reason == "abort":
+        raise TaskError(f"generation: aborted after {count} tokens, so there is no answer to grade; it is run again")
+    if any(len(part) != count for part in (completion.logprobs, completion.versions, completion.mixed)):
+        raise TaskError(f"generation: {count} tokens, but not as many logprobs, versions and mixed flags")
+    if not 0 < count <= sampling.max_tokens:
+        raise TaskError(f"generation: {count} tokens where 1 to {sampling.max_tokens} were asked for")
+    if completion.stop_reason == "stop" and int(completion.token_ids[-1]) not in sampling.stop_ids:
+        raise TaskError(f"generation: stopped at token {int(completion.token_ids[-1])}, which is no stop id")
+    if not np.isfinite(completion.logprobs).all():
+        raise TaskError("generation: a sampled token has no finite logprob")
+    if allowed is not None:
+        outside = [int(t) for t in completion.token_ids if not (0 <= t < len(allowed) and allowed[t])]
+        if outside:
+            raise TaskError(
+                f"generation: token {outside[0]} is a media placeholder or no token; the policy cannot sample it"
+            )

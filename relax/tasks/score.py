@@ -1,0 +1,78 @@
+"""From several rewards to one number, with every part kept.
+
+Called by the reward and evaluation roles. A part that fails leaves the trajectory without a reward and says why; it is never
+read as 0 (case H10), so metrics and training see the same thing.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from relax.core.error import TaskError
+from relax.core.message import Json, Prompt
+from relax.core.protocol import GroupReward, Reward
+from relax.core.trajectory import Score, Trajectory
+
+
+async def score(
+    prompt: Prompt, trajectory: Trajectory, rewards: Sequence[tuple[str, float, Reward]]
+) -> tuple[float | None, list[dict[str, Json]]]:
+    """The weighted sum of `(name, weight, reward)`, and the parts: `name, weight, value, failure, info` each.
+
+    The sum is None when a part of non-zero weight failed, or when there is none. Errors other than TaskError are our own bugs and
+    come through.
+    """
+    scores = await asyncio.gather(*(_judge(reward, prompt, trajectory) for _, _, reward in rewards))
+    parts = [_part(name, weight, score) for (name, weight, _), score in zip(rewards, scores, strict=True)]
+    return total(parts), parts
+
+
+async def score_group(
+    prompt: Prompt, trajectories: Sequence[Trajectory], rewards: Sequence[tuple[str, float, GroupReward]]
+) -> list[list[dict[str, Json]]]:
+    """The parts that group rewards give each trajectory, in order. A reward that fails, or gives another number of scores than there
+    are trajectories, fails for all of them (case H5)."""
+    parts: list[list[dict[str, Json]]] = [[] for _ in trajectories]
+    for name, weight, reward in rewards:
+        try:
+            scores = list(await reward(prompt, trajectories))
+            if len(scores) != len(trajectories):
+                raise TaskError(f"{len(scores)} scores for {len(trajectories)} trajectories")
+        except TaskError as error:
+            scores = [_failed(error)] * len(trajectories)
+        for own, given in zip(parts, scores, strict=True):
+            own.append(_part(name, weight, given))
+    return parts
+
+
+def total(parts: Sequence[dict[str, Json]]) -> float | None:
+    """The sum of `weight * value` over the parts that count; None when one of them failed, or when there is none."""
+    counted = [part for part in parts if part["weight"] != 0]
+    if not counted or any(part["value"] is None for part in counted):
+        return None
+    return math.fsum(part["weight"] * part["value"] for part in counted)
+
+
+async def _judge(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
+    try:
+        return await reward(prompt, trajectory)
+    except TaskError as error:
+        return _failed(error)
+
+
+def _failed(error: TaskError) -> Score:
+    return Score(None, f"{type(error).__name__}: {error}")
+
+
+def _part(name: str, weight: float, score: Score) -> dict[str, Json]:
+    """A score as JSON. A value that is no finite number, or a failure beside a value, counts as a failure."""
+    failure = score.failure
+    if failure is None and (score.value is None or not math.isfinite(score.value)):
+        failure = f"the reward gave {score.value} and no reason"
+    return {
+        "name": name,
+        "weight": weight,
+        "value": None if failure is not None else float(score.value),  # type: ignore[arg-type]
+        "failure": None if failure is None else f"{name}: {failure}",
+        "info": score.info,
+    }

@@ -1,0 +1,57 @@
+"""The environments and rewards that a task may name."""
+
+from typing import Any
+
+from relax.config.base import ComponentConfig
+from relax.config.table import ComponentTable, Entry, load_object
+
+ENVIRONMENTS = ComponentTable(
+    "environment",
+    {
+        "single_turn": Entry(
+            "relax.tasks.config:SingleTurnConfig",
+            "relax.tasks.environments.single_turn:SingleTurn",
+            "one question, one answer",
+        ),
+    },
+)
+"""Components are called as `component(config)`, once for every trajectory."""
+
+
+class RewardTable(ComponentTable):
+    """A table in which an import path may also name a plain function."""
+
+    __slots__ = ()
+
+    def component(self, name: str) -> Any:
+        """What builds the reward; for a path to anything without a `Config` of its own, the builder of function rewards."""
+        if name in self.entries:
+            return load_object(self.entries[name].component)
+        own = getattr(load_object(name), "Config", None)
+        if isinstance(own, type) and issubclass(own, ComponentConfig):
+            return load_object(name)
+        return load_object("relax.tasks.rewards.function:build_function")
+
+
+REWARDS = RewardTable(
+    "reward",
+    {
+        "exact": Entry(
+            "relax.tasks.config:ExactConfig",
+            "relax.tasks.rewards.exact:build_exact",
+            "the response equals the reference",
+        ),
+        "numeric": Entry(
+            "relax.tasks.config:NumericConfig",
+            "relax.tasks.rewards.numeric:build_numeric",
+            "the number in the response is right",
+        ),
+        "math_verify": Entry(
+            "relax.tasks.config:MathVerifyConfig",
+            "relax.tasks.rewards.math_verify:build_math_verify",
+            "the expression equals the reference by math-verify",
+        ),
+    },
+    imported="relax.tasks.config:FunctionConfig",
+)
+"""Components are called as `component(config, pool=pool)`, once for every task."""

@@ -1,0 +1,103 @@
+"""From raw values to records, and what is refused for which reason."""
+
+import math
+
+import pytest
+
+from relax.core.message import Message, TextPart
+from relax.data.dataset import Refusal
+from relax.data.record import json_ready, read_record
+from tests.data.toy import source_config
+
+USER = {"role": "user", "content": "1+1="}
+
+
+def record(value, **options):
+    return read_record(value, source_config(path="a.jsonl", **options), 0)
+
+
+def reason_of(value, **options):
+    with pytest.raises(Refusal) as raised:
+        record(value, **options)
+    return raised.value.reason
+
+
+def test_messages_may_hold_text_or_lists_of_parts():
+    parts = [{"type": "text", "text": "1+"}, "1="]
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": parts},
+    ]
+    read = record({"messages": messages, "reference": "2"})
+    assert [message.role for message in read.messages] == ["system", "assistant", "tool"]
+    assert read.messages[1].text == ""
+    assert read.messages[2] == Message("tool", (TextPart("1+"), TextPart("1=")))
+
+
+def test_the_prompt_key_may_hold_messages():
+    assert record({"question": [USER], "reference": "2"}, prompt_key="question").messages[0].text == "1+1="
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (["a"], "not a record"),
+        ("text", "not a record"),
+        ({"reference": "1"}, "missing field"),
+        ({"prompt": None, "reference": "1"}, "missing field"),
+        ({"prompt": 5, "reference": "1"}, "mistyped field"),
+        ({"prompt": "1", "messages": [USER], "reference": "1"}, "ambiguous prompt"),
+        ({"messages": "1+1", "reference": "1"}, "mistyped field"),
+        ({"messages": [], "reference": "1"}, "empty prompt"),
+        ({"messages": ["1+1"], "reference": "1"}, "mistyped field"),
+        ({"messages": [{"role": "bot", "content": "1"}], "reference": "1"}, "mistyped field"),
+        ({"messages": [{"role": "user", "content": None}], "reference": "1"}, "mistyped field"),
+        ({"messages": [{**USER, "tool_calls": []}], "reference": "1"}, "unknown message key"),
+        ({"messages": [USER, {"role": "assistant", "content": "2"}], "reference": "1"}, "no turn to answer"),
+        ({"messages": [{"role": "system", "content": "2"}], "reference": "1"}, "no turn to answer"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}], "reference": "1"}, "unsupported part"),
+        ({"messages": [{"role": "user", "content": [7]}], "reference": "1"}, "unsupported part"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}], "reference": "1"}, "mistyped field"),
+        ({"prompt": " \n", "reference": "1"}, "empty prompt"),
+        ({"prompt": "1", "reference": "1", "extra_info": "x"}, "mistyped field"),
+        ({"prompt": "1", "reference": "1", "level": 1, "extra_info": {"level": 2}}, "ambiguous metadata"),
+        ({"prompt": "half \ud83d", "reference": "1"}, "unencodable text"),
+        ({"prompt": "1", "reference": "1", "when": object()}, "mistyped field"),
+    ],
+)
+def test_refusals(value, reason):
+    assert reason_of(value) == reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"),
+    [
+        ("text", "052", "052"),
+        ("text", 52, "52"),
+        ("text", 0.5, "0.5"),
+        ("number", 52, 52),
+        ("number", " 52 ", 52),
+        ("number", "1e3", 1000.0),
+        ("json", {"a": [1]}, {"a": [1]}),
+        ("json", False, False),
+    ],
+)
+def test_reference_is_read_by_its_type(kind, given, expected):
+    read = record({"prompt": "1", "reference": given}, reference_type=kind).reference
+    assert read == expected
+    assert type(read) is type(expected)
+
+
+@pytest.mark.parametrize("value", [{"prompt": "1"}, {"prompt": "1", "reference": "unused"}])
+def test_a_task_without_reference(value):
+    read = record(value, reference_key=None)
+    assert read.reference is None
+    assert read.metadata == {key: item for key, item in value.items() if key == "reference"}
+
+
+def test_json_ready_makes_plain_values():
+    import numpy as np
+
+    value = {"a": (1, math.nan), 2: np.float32(0.5), "c": np.array([1, 2]), "d": math.inf}
+    assert json_ready(value) == {"a": [1, None], "2": 0.5, "c": [1, 2], "d": None}

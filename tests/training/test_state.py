@@ -1,0 +1,148 @@
+"""Save and load of the torch backend: exact continuation, files for people, refusals (RR3)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relax.core.error import InvariantError, UserError
+from relax.model.load import load_model, load_tokenizer
+from relax.training.config import AdamWConfig, CosineConfig, OptimizerConfig, SgdConfig, TorchConfig
+from relax.training.torch_backend import TorchBackend
+from tests.training.setting import (
+    ADAMW,
+    CONSTANT,
+    MODEL_PATH,
+    make_backend,
+    make_rows,
+    same_bits,
+    train_steps,
+    vocabulary,
+    weights_of,
+)
+
+ROWS = make_rows()
+COSINE = CosineConfig(warmup_steps=2, min_ratio=0.1)
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, SgdConfig(lr=0.1, momentum=0.9), SgdConfig(lr=0.1)], ids=["a", "m", "s"])
+def test_rule_rr3_a_loaded_backend_goes_on_with_the_same_bits(optimizer: OptimizerConfig, tmp_path: Path) -> None:
+    stage: dict[str, Any] = {"optimizer": optimizer, "schedule": COSINE, "total_steps": 6}
+    straight = make_backend(**stage)
+    train_steps(straight, ROWS, 6)
+    first = make_backend(**stage)
+    train_steps(first, ROWS, 3)
+    first.save(str(tmp_path))
+    resumed = make_backend(seed=99, **stage)
+    resumed.load(str(tmp_path))
+    assert same_bits(weights_of(first), weights_of(resumed))
+    train_steps(resumed, ROWS, 3, first=3)
+    assert resumed.counters == straight.counters
+    assert same_bits(weights_of(straight), weights_of(resumed))
+    assert not same_bits(weights_of(first), weights_of(resumed)), "steps after the load have to change something"
+
+
+def test_load_keeps_the_tensors_that_others_hold(tmp_path: Path) -> None:
+    saved = make_backend(seed=1)
+    saved.save(str(tmp_path))
+    backend = make_backend(seed=2)
+    exported = backend.export()
+    backend.load(str(tmp_path))
+    assert same_bits(dict(exported), weights_of(saved))
+
+
+def test_load_restores_the_random_state_and_drops_gradients(tmp_path: Path) -> None:
+    backend = make_backend()
+    backend.save(str(tmp_path))
+    expected = torch.rand(3)
+    before = weights_of(backend)
+    from tests.training.setting import LOSS
+
+    backend.forward_backward([[tuple(ROWS)]], LOSS)
+    backend.load(str(tmp_path))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(one.grad is None for one in backend._parameters.values())
+    assert same_bits(before, weights_of(backend))
+
+
+def test_a_saved_folder_is_a_model_that_people_can_load(tmp_path: Path) -> None:
+    backend = make_backend(tokenizer_path=MODEL_PATH)
+    train_steps(backend, ROWS, 1)
+    backend.save(str(tmp_path))
+    loaded = load_model(tmp_path, "pretrained", "float32")
+    again = TorchBackend(TorchConfig(device="cpu"), loaded, vocabulary())
+    assert same_bits(weights_of(backend), weights_of(again))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer("1+2=3").input_ids == load_tokenizer(MODEL_PATH)("1+2=3").input_ids
+    assert tokenizer.chat_template == load_tokenizer(MODEL_PATH).chat_template
+
+
+def test_another_model_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    from transformers import AutoConfig, Qwen3ForCausalLM
+
+    config = AutoConfig.from_pretrained(MODEL_PATH)
+    config.intermediate_size = 64
+    other = make_backend(model=Qwen3ForCausalLM(config))
+    other.save(str(tmp_path))
+    backend = make_backend()
+    train_steps(backend, ROWS, 2)
+    before = weights_of(backend)
+    with pytest.raises(UserError, match=r"is not the one of this run: .*mlp.* is \(.*64.*\), expected"):
+        backend.load(str(tmp_path))
+    assert same_bits(before, weights_of(backend))
+    assert backend.counters.applied == 2
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    make_backend().save(str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    with pytest.raises(UserError, match="holds a model of type 'llama', this run has 'qwen3'"):
+        make_backend().load(str(tmp_path))
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    make_backend(optimizer=SgdConfig(lr=0.1)).save(str(tmp_path))
+    backend = make_backend(seed=3)
+    before = weights_of(backend)
+    with pytest.raises(UserError, match=r"saved with optimizer 'sgd', this run has 'adamw'; set .*type: sgd"):
+        backend.load(str(tmp_path))
+    assert same_bits(before, weights_of(backend))
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_a_damaged_training_state_is_refused(damage: str, tmp_path: Path) -> None:
+    backend = make_backend()
+    train_steps(backend, ROWS, 1)
+    backend.save(str(tmp_path))
+    file = tmp_path / "training" / "state.safetensors"
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="no usable training state"):
+        backend.load(str(tmp_path))
+
+
+def test_a_backend_that_was_not_begun_says_so(tmp_path: Path) -> None:
+    make_backend().save(str(tmp_path / "saved"))
+    backend = TorchBackend(TorchConfig(device="cpu"), load_model(MODEL_PATH, "random", "float32"), vocabulary())
+    for call in (
+        lambda: backend.optim_step(1.0),
+        lambda: backend.save(str(tmp_path)),
+        lambda: backend.load(str(tmp_path / "saved")),
+    ):
+        with pytest.raises(InvariantError, match=r"before begin\(\)"):
+            call()
+
+
+def test_begin_starts_a_fresh_optimizer_on_the_weights_as_they_are() -> None:
+    backend = make_backend()
+    train_steps(backend, ROWS, 2)
+    before = weights_of(backend)
+    backend.begin(AdamWConfig(lr=1e-3), CONSTANT, 5)
+    assert same_bits(before, weights_of(backend))
+    assert backend.counters.applied == 0
+    assert not backend._optimizer.state
