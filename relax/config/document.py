@@ -167,6 +167,11 @@ def _build(loader: _Loader, node: Any, path: KeyPath, document: Document, name: 
     return value
 
 
+def _represent_text(dumper: Any, text: str) -> Any:
+    # Double quotes escape line breaks that YAML would fold (U+0085, U+2028) and everything else that does not print.
+    return dumper.represent_scalar(_STRING, text, style=None if text.isprintable() else '"')
+
+
 def _construct_int(loader: Any, node: Any) -> int:
     text = node.value.replace("_", "")
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
@@ -182,6 +187,7 @@ def _register() -> None:
         expression = re.compile(f"(?:{pattern})$")
         _Loader.add_implicit_resolver(tag, expression, list(first))
         _Dumper.add_implicit_resolver(tag, expression, list(first))
+    _Dumper.add_representer(str, _represent_text)
     null = re.compile(r"(?:~|null|Null|NULL|)$")
     _Loader.add_implicit_resolver(_NULL, null, ["~", "n", "N", ""])
     _Loader.add_constructor(_INT, _construct_int)

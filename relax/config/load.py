@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from relax.config.document import Document, read_yaml, write_yaml
 from relax.config.override import apply_override
 from relax.config.refusal import refuse, refuse_masks
-from relax.config.report import Report
+from relax.config.report import Report, is_echo
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
 
@@ -61,7 +61,7 @@ def validate(document: Document) -> RunConfig:
         try:
             config = RunConfig.model_validate(values)
         except ValidationError as error:
-            lines = error.errors(include_url=False)
+            lines = [line for line in error.errors(include_url=False) if not is_echo(line)]
             report.add(lines)
             if not refuse(values, lines):
                 break

@@ -19,6 +19,11 @@ _EXPECTED = "Input should "
 _MAX_SHOWN = 60
 
 
+def is_echo(line: Mapping[str, Any]) -> bool:
+    """Whether a list is called too short only because its items, reported themselves, were left out of the count."""
+    return line["type"] == "too_short" and len(line["input"]) >= int(line["ctx"]["min_length"])
+
+
 class Report:
     """Problems by key path, in the order found."""
 
@@ -58,6 +63,8 @@ class Report:
             sentence = self._unknown_key(path)
         elif line["type"] == "missing":
             sentence = self._missing_key(path)
+        elif line["type"] == "too_short":
+            sentence = f"has {len(line['input'])} items, but should have at least {line['ctx']['min_length']}"
         elif message.startswith(_EXPECTED):
             alternatives = self._expected.setdefault(path, [])
             alternatives.append(message.removeprefix(_EXPECTED).removeprefix("be ").replace("valid tuple", "list"))

@@ -76,6 +76,10 @@ class TextRenderer:
         self.counts["extended"] += 1
         return _encoded(suffix)
 
+    def encode_reply(self, text: str) -> Ints:
+        """The tokens, stop token included, that a policy would sample to say `text`; for supervised stages."""
+        return frozen(np.array([*self._text_ids(text), self._stops[0]], dtype=np.int32))
+
     def decode(self, token_ids: Ints) -> str:
         """A completion's text, its stop token removed; other special tokens stay visible."""
         ids = [int(token_id) for token_id in token_ids]

@@ -70,11 +70,13 @@ class EmulatedEngine:
         self._state: Literal["open", "pausing", "paused", "closed"] = "open"
         self._mode: LoadMode = "recompute"
         self._loading = False
-        self._loaded = False
+        self._kept = False
+        """Whether the last load kept old key-values."""
         self._taken = 0
         """Slots given out, from the moment a request is let in."""
         self._moving = 0
         """Those of them that are not parked by a pause."""
+        self._parked = 0
         self._entrance: deque[asyncio.Future[None]] = deque()
         self._interrupt: asyncio.Future[None] | None = None
         self._resumed: asyncio.Future[None] | None = None
@@ -101,17 +103,15 @@ class EmulatedEngine:
         On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
         """
         if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait")
-        was_paused = self._state == "paused"
+            raise EngineError(
+                f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait"
+            )
         self._state, self._mode = "pausing", mode
-        if was_paused:
-            await self._pause_again(mode)
-            return
-        self._loaded = False
-        loop = asyncio.get_running_loop()
-        self._resumed, self._still = loop.create_future(), loop.create_future()
+        if mode == "abort":
+            self._wake()
+        self._still = asyncio.get_running_loop().create_future()
         try:
-            if mode != "drain":
+            if mode != "drain" and not self._interruption().done():
                 self._interruption().set_result(None)
             if self._moving:
                 # Ends within the loop's next turns, or with the durations of the running requests.
@@ -142,14 +142,16 @@ class EmulatedEngine:
                 raise EngineError(f"engine {self._name}: injected failure while loading {version}")
         finally:
             self._loading = False
-        self._version, self._loaded = version, True
+        self._version, self._kept = version, self._mode == "keep"
         probe = weights.manifest.probe
         return LoadReport(None if probe is None else probe.logprobs, self._clock.time() - started)
 
     async def resume(self) -> None:
         """Go on with the version held. An engine that is not paused goes on as it did."""
         if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait")
+            raise EngineError(
+                f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait"
+            )
         self._reopen()
 
     async def status(self) -> EngineStatus:
@@ -170,7 +172,8 @@ class EmulatedEngine:
         if self._state == "closed":
             return
         self._state = "closed"
-        for future in (self._interrupt, self._resumed, self._still):
+        self._wake()
+        for future in (self._interrupt, self._still):
             if future is not None and not future.done():
                 future.set_result(None)
         for waiter in self._entrance:
@@ -190,9 +193,8 @@ class EmulatedEngine:
         if self._is_closed():
             return
         self._state = "open"
-        if self._resumed is not None and not self._resumed.done():
-            self._resumed.set_result(None)
         self._interrupt = None
+        self._wake()
         self._admit()
 
     async def _enter(self) -> None:
@@ -203,7 +205,7 @@ class EmulatedEngine:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # it had been let in already
+            if not waiter.cancelled() and waiter.exception() is None:  # it had been let in already
                 self._leave()
             raise
 
@@ -234,13 +236,12 @@ class EmulatedEngine:
             self._sampled_tokens += run.advance(progress, version.number)
             if not was_interrupted:
                 break
-            self._serving()
-            if self._mode == "abort":
-                return run.completion("abort", logprob)
-            await self._park()
-            run.is_mixed = run.is_mixed or (self._loaded and self._mode == "keep" and bool(run.versions))
-            if self._loaded and self._mode == "recompute":
-                run.is_mixed = False
+            while self._state in ("pausing", "paused"):
+                if self._mode == "abort":
+                    return run.completion("abort", logprob)
+                await self._park()
+            if self._version != version:
+                run.is_mixed = self._kept and bool(run.versions)
         if run.fails:
             raise EngineError(f"engine {self._name}: injected failure of {run.session.group}/{run.session.sibling}")
         return run.completion(run.stop_reason, logprob)
@@ -265,12 +266,26 @@ class EmulatedEngine:
 
     async def _park(self) -> None:
         """Stand still until `resume`, which the weight service owes on every path (WS5)."""
-        assert self._resumed is not None
+        if self._resumed is None:
+            self._resumed = asyncio.get_running_loop().create_future()
+        resumed = self._resumed
+        self._parked += 1
         self._set_moving(-1)
         try:
-            await asyncio.shield(self._resumed)
-        finally:
-            self._set_moving(+1)
+            await asyncio.shield(resumed)
+        except asyncio.CancelledError:
+            if not resumed.done():  # else `_wake` has counted it already
+                self._parked -= 1
+                self._set_moving(+1)
+            raise
+
+    def _wake(self) -> None:
+        """Set parked requests going, counted here and not by themselves, so that a pause can wait for them at once."""
+        parked, self._parked = self._parked, 0
+        self._set_moving(+parked)
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
+        self._resumed = None
 
     def _set_moving(self, change: int) -> None:
         now = self._clock.time()

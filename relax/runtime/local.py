@@ -31,6 +31,10 @@ class LocalLauncher:
         self._handles[role] = handle
         return handle
 
+    def wrap(self, name: str, target: Any) -> Any:
+        """What roles get for a shared object: itself, or in strict mode a proxy that copies, freezes and reorders its calls."""
+        return target if self._delivery is None else LocalHandle(name, target, self._delivery).proxy()
+
     async def close(self) -> None:
         """Close every role, the youngest first. All are tried; the first error is raised. Each role bounds its own close."""
         errors: list[Exception] = []

@@ -20,10 +20,10 @@ from relax.core.algorithm import Algorithm
 from relax.core.completion import Sampling, frozen
 from relax.core.message import Prompt, text_message
 from relax.core.protocol import Compute, Pool, Source, TrainBackend
-from relax.data.mixture import build_source
+from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
-from relax.data.stream import PromptRules, read_prompts
+from relax.data.stream import PromptRules, PromptStream, read_prompts
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
 from relax.model.load import load_model, load_model_config, load_tokenizer
@@ -182,15 +182,21 @@ class Assembly:
 
     # --- data and tasks ---
 
-    def source(self, stage: StageConfig) -> Source:
-        """The endless prompts of a stage."""
-        return build_source(
-            self.config.sources_of(stage),  # type: ignore[arg-type]
+    @cached_property
+    def streams(self) -> dict[str, PromptStream]:
+        """The endless prompts of every source; stages that share one go on where the last stopped."""
+        return build_streams(
+            self.config.data.sources,  # type: ignore[arg-type]
             renderer=self.renderer,
             rules=self._prompt_rules,
             quarantine=self.quarantine,
             seed=self.config.run.seed,
         )
+
+    def source(self, stage: StageConfig) -> Source:
+        """The prompts of a stage: its sources, mixed by weight."""
+        weights = {node.name: node.weight for node in self.config.sources_of(stage)}  # type: ignore[attr-defined]
+        return Mixture({name: self.streams[name] for name in weights}, weights)
 
     @property
     def _prompt_rules(self) -> PromptRules:

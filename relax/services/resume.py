@@ -17,7 +17,7 @@ BACKEND_FOLDER = "model"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The consistent cut of a run between two steps; `source` is the data cursor of the current stage."""
+    """The consistent cut of a run between two steps; `source` is the data cursor of the current stage, `streams` those of all sources."""
 
     step: int
     stage: int
@@ -28,6 +28,7 @@ class RunState:
     account: dict[str, Json]
     outstanding: list[tuple[GroupId, Prompt]]
     source: dict[str, Json]
+    streams: dict[str, dict[str, Json]]
     totals: dict[str, float]
 
     def to_json(self) -> dict[str, Json]:
@@ -41,6 +42,7 @@ class RunState:
             "account": self.account,
             "outstanding": [[group, prompt_to_json(prompt)] for group, prompt in self.outstanding],
             "source": self.source,
+            "streams": self.streams,
             "totals": self.totals,
         }
 
@@ -56,6 +58,7 @@ class RunState:
             value["account"],
             [(GroupId(group), prompt_from_json(prompt)) for group, prompt in value["outstanding"]],
             value["source"],
+            value["streams"],
             value["totals"],
         )
 

@@ -180,6 +180,8 @@ class Run:
         await compute.run(backend.begin, self._config.optimizer_of(node), self._config.schedule_of(node), node.steps)
         again: list[tuple[GroupId, Prompt]] = []
         if state is not None:
+            for name, stream in assembly.streams.items():
+                stream.restore(state.streams[name])
             if state.stage == index:
                 source.restore(state.source)
                 again = state.outstanding
@@ -261,6 +263,7 @@ class Run:
             account=controller.account.counts(),
             outstanding=controller.outstanding_prompts(),
             source=source.state(),
+            streams={name: stream.state() for name, stream in self._assembly.streams.items()},
             totals={
                 "sampled_tokens": self._projection.sampled_tokens,
                 "wasted_tokens": self._projection.wasted_tokens,

@@ -54,7 +54,7 @@ class MathVerifyConfig(RewardConfig):
 class FunctionConfig(RewardConfig):
     """`type: my_package.module:function`: a function of your own."""
 
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments for it."""
     in_process: bool = False
     """Call it in relax's own process instead of the pool: for async functions, and for quick ones that are trusted with model output."""

@@ -56,12 +56,17 @@ class Draft:
         return frozen(joined)
 
     def segments(self) -> tuple[Segment, ...]:
-        """All segments; the draft is finished."""
+        """All segments (a prompt that left no room is one without samples); the draft is finished."""
         self._close()
         return tuple(self._done)
 
     def _close(self) -> None:
-        if not self._spans:
+        """End the open segment. What was shown after its last sample teaches nothing, so it is left out."""
+        if any(span.completion is not None for span in self._spans):
+            while self._spans[-1].completion is None:
+                self._length -= len(self._spans.pop().token_ids)
+        elif self._done or not self._spans:
+            self._spans, self._length = [], 0
             return
         length = self._length
         mask, mixed = np.zeros(length, bool), np.zeros(length, bool)

@@ -1,18 +1,19 @@
 """The loop over turns: one sibling's run through its environment.
 
-Called by the rollout and evaluation roles. It ends with a trajectory (`done` or `truncated`), or raises TaskError (generation or environment
-failed: the message says which) and then nothing of it is graded. The environment is closed on every path.
+Called by the rollout and evaluation roles. It ends with a trajectory (`done` or `truncated`), or raises (generation or the
+environment failed: the message says which) and then nothing of it is graded. The environment is closed on every path.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from relax.core.completion import Bools, Completion, GenerateInput, Sampling, Session
-from relax.core.error import RelaxError, TaskError
-from relax.core.message import Message, Prompt, PromptKey, text_message
+from relax.core.error import EngineError, RelaxError, TaskError
+from relax.core.message import Json, Message, Prompt, PromptKey, text_message
 from relax.core.protocol import Encoded, Environment, Generate, Renderer, Step
 from relax.core.seed import derive_seed
 from relax.core.trajectory import EndReason, Trajectory
@@ -43,14 +44,17 @@ async def run_episode(
 
     `sampling.max_tokens` bounds each turn, `max_sampled_tokens` all turns together, `max_context_tokens` each segment; whichever
     is met ends the trajectory as `truncated` (TK6). `allowed` bool[V]: a completion with any other id is refused (MM4).
-    Raises TaskError; EngineError comes through. The caller bounds the time.
+    Raises TaskError (environment failed, generation aborted) and EngineError (no or no valid completion). The caller bounds the time.
     """
     run = _Episode(prompt, environment, renderer, generate, sampling, max_context_tokens, max_turns, max_sampled_tokens)
     try:
         end = await run.turns(session_of, allowed)
-        return run.trajectory(end)
-    finally:
-        await run.close()
+    except BaseException:
+        with suppress(TaskError):  # the first error says more
+            await run.close()
+        raise
+    await run.close()
+    return run.trajectory(end)
 
 
 class _Episode:
@@ -78,7 +82,7 @@ class _Episode:
         self.features: Encoded | None = None
         self.shown: tuple[Message, ...] = ()
         self.said: list[Message] = []
-        self.steps: list[dict[str, object]] = []
+        self.steps: list[Json] = []
         self.branches = 0
         self.unstable = 0
 
@@ -100,7 +104,10 @@ class _Episode:
                 return step.done
             if not step.messages:
                 raise TaskError("environment: step gave neither messages nor an end; give one of them")
-            self._append(step)
+            if turn + 1 < self.max_turns:
+                self._append(step)
+            else:
+                self.said.extend(step.messages)
         return "truncated"
 
     def _room(self) -> int:
@@ -150,28 +157,28 @@ class _Episode:
         await self._ask(self.environment.close(), "close")
 
     def trajectory(self, end: EndReason) -> Trajectory:
-        info = {"branches": self.branches, "unstable": self.unstable}
+        info: dict[str, Json] = {"branches": self.branches, "unstable": self.unstable}
         if self.steps:
             info["environment"] = self.steps
         return Trajectory(self.draft.segments(), tuple(self.draft.turns), tuple(self.said), end, info)
 
 
 def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) -> None:
-    """Trust no engine with what will be trained and graded. Raises TaskError."""
-    count = len(completion.token_ids)
+    """Trust no engine with what will be graded and trained. Raises TaskError for an abort, EngineError for a broken completion."""
+    ids = completion.token_ids
     if completion.stop_reason == "abort":
-        raise TaskError(f"generation: aborted after {count} tokens, so there is no answer to grade; it is run again")
-    if any(len(part) != count for part in (completion.logprobs, completion.versions, completion.mixed)):
-        raise TaskError(f"generation: {count} tokens, but not as many logprobs, versions and mixed flags")
-    if not 0 < count <= sampling.max_tokens:
-        raise TaskError(f"generation: {count} tokens where 1 to {sampling.max_tokens} were asked for")
-    if completion.stop_reason == "stop" and int(completion.token_ids[-1]) not in sampling.stop_ids:
-        raise TaskError(f"generation: stopped at token {int(completion.token_ids[-1])}, which is no stop id")
+        raise TaskError(f"generation: aborted after {len(ids)} tokens; an answer that was cut off is not graded")
+    if any(len(part) != len(ids) for part in (completion.logprobs, completion.versions, completion.mixed)):
+        raise EngineError(f"generation: {len(ids)} tokens, but not as many logprobs, versions and mixed flags")
+    if not 0 < len(ids) <= sampling.max_tokens:
+        raise EngineError(f"generation: {len(ids)} tokens where 1 to {sampling.max_tokens} were asked for")
+    if completion.stop_reason == "stop" and int(ids[-1]) not in sampling.stop_ids:
+        raise EngineError(f"generation: stopped at token {int(ids[-1])}, which is no stop id")
     if not np.isfinite(completion.logprobs).all():
-        raise TaskError("generation: a sampled token has no finite logprob")
+        raise EngineError("generation: a sampled token has no finite logprob")
     if allowed is not None:
-        outside = [int(t) for t in completion.token_ids if not (0 <= t < len(allowed) and allowed[t])]
+        outside = [int(token) for token in ids if not (0 <= token < len(allowed) and allowed[token])]
         if outside:
-            raise TaskError(
-                f"generation: token {outside[0]} is a media placeholder or no token; the policy cannot sample it"
+            raise EngineError(
+                f"generation: token {outside[0]} is a media placeholder or unknown; no policy may sample it"
             )

@@ -94,7 +94,7 @@ class TorchBackend:
             raise InvariantError("LO2", f"the normalizer of a step is {normalizer}, expected a number of at least 0")
         rate = self._set_learning_rate(optimizer)
         norm = self._scale_and_clip(normalizer) if normalizer > 0 and self._finite else 0.0
-        finite = self._finite
+        finite = self._finite and math.isfinite(norm)
         applied = finite and normalizer > 0
         if applied:
             optimizer.step()

@@ -114,6 +114,10 @@ class WeightStore:
             self._release(entry)
         return WeightSet(entry.manifest, MappingProxyType(entry.payload.tensors))
 
+    def manifest(self, version: Version) -> Manifest:
+        """What describes a version. TransportError when it is gone."""
+        return self._entry(version).manifest
+
     def pin(self, version: Version) -> None:
         """Keep a version until as many `unpin` calls; the reference model pins version 0 (WS7). TransportError when it is gone."""
         self._entry(version).holds += 1

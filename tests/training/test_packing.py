@@ -67,6 +67,10 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
     assert [[len(row) for row in batch] for batch in pack(rows_of([9, 3, 50, 3, 60]), 10)] == [[3, 3], [9], [50], [60]]
 
 
+def test_rows_of_no_token_still_count_against_the_budget() -> None:
+    assert [len(batch) for batch in pack(rows_of([0] * 5), 2)] == [2, 2, 1]
+
+
 def test_ids_are_ordered_by_number() -> None:
     ids = ["g000010/0/0", "g000002/10/0", "g000002/9/1", "g000002/9/0", "g1000000/0/0"]
     assert sorted(ids, key=id_order) == [

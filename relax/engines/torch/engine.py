@@ -109,7 +109,9 @@ class TorchEngine:
         On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
         """
         if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait")
+            raise EngineError(
+                f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait"
+            )
         self._state = "pausing"
         try:
             self._batcher.admits = False
@@ -150,7 +152,9 @@ class TorchEngine:
     async def resume(self) -> None:
         """Go on with whatever version is bound. An engine that is not paused goes on as it did."""
         if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait")
+            raise EngineError(
+                f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait"
+            )
         self._reopen()
 
     async def status(self) -> EngineStatus:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relax.config.table import load_object
-from relax.core.error import RelaxError, TaskError, UserError
+from relax.core.error import LimitError, RelaxError, TaskError, UserError
 from relax.core.message import Json, Prompt
 from relax.core.protocol import Limits, Pool
 from relax.core.trajectory import Score, Trajectory
@@ -82,7 +82,7 @@ class FunctionReward:
         arguments = {name: _OFFERED[name](prompt, trajectory) for name in self._wanted} | self._config.arguments
         if self._config.in_process:
             return await self._call_here(arguments)
-        answer = await self._pool.run(evaluate, ByPath(self._config.type), arguments, limits=self._limits)  # type: ignore[arg-type]
+        answer = await self._pool.run(evaluate, ByPath(self._config.type), arguments, limits=self._limits)
         try:
             return Score(answer["value"], answer["failure"], answer["info"])
         except (TypeError, KeyError) as error:  # only a function that meddles with its own process gets here
@@ -90,7 +90,7 @@ class FunctionReward:
 
     async def _call_here(self, arguments: Mapping[str, Any]) -> Score:
         try:
-            async with asyncio.timeout(self._config.timeout_s):
+            async with asyncio.timeout(self._config.timeout_s) as timeout:
                 answer = self._function(**arguments)
                 if inspect.isawaitable(answer):
                     answer = await answer
@@ -98,6 +98,8 @@ class FunctionReward:
         except RelaxError:
             raise
         except Exception as error:
+            if timeout.expired():
+                raise LimitError(f"{self._config.type} took longer than {self._config.timeout_s:g} s") from error
             raise TaskError(f"{self._config.type} failed: {type(error).__name__}: {error}") from error
 
 

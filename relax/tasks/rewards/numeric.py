@@ -10,10 +10,12 @@ from relax.core.trajectory import Score, Trajectory
 from relax.tasks.config import NumericConfig
 
 _NUMBER = re.compile(
-    r"""(?<![\w.])                                  # not inside a word or another number
-        (?:(?<![)\]}])[-+\N{MINUS SIGN}]\ ?)?       # a sign, unless it is an operator after a bracket
-        (?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)            # thousands in groups of three, or plain digits
-        (?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?""",
+    r"""(?<![\w.])                                    # not inside a word or another number
+        (?:(?<![)\]}])[-+\N{MINUS SIGN}])?            # a sign, unless it is an operator after a bracket
+        (?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)? # thousands in groups of three, or plain digits
+           |\.\d+)
+        (?:[eE][-+]?\d{1,3})?
+        (?!\.?\d|[eE][-+]?\d)                        # whole, or not at all: 1.2.3 is no number""",
     re.VERBOSE | re.ASCII,
 )
 MAX_DIGITS = 100
@@ -29,7 +31,7 @@ def find_numbers(text: str) -> list[Decimal]:
 
 
 def _decimal(number: str) -> Decimal:
-    return Decimal(number.replace(",", "").replace(" ", "").replace("\N{MINUS SIGN}", "-"))
+    return Decimal(number.replace(",", "").replace("\N{MINUS SIGN}", "-"))
 
 
 class Numeric:
