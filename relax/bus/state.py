@@ -188,6 +188,7 @@ class BusState:
                 if lease is None:
                     continue
                 lease.units = {unit: owner for unit, owner in lease.units.items() if owner != group}
+                lease.lost.add(group)
                 if not lease.units:
                     self.leases.close(lease_id, f"group {group} ended")
 

@@ -18,10 +18,11 @@ from relax.core.error import UserError
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Where the table lies, and the fields that the rest of the tree reads from any component of it."""
+    """Where the table lies, the fields that the rest of the tree reads from any component of it, and the usual component."""
 
     table_path: str
     common: tuple[str, ...] = ()
+    default: str | None = None
 
     def table(self) -> ComponentTable:
         """The table; importing it loads no torch."""
@@ -40,12 +41,14 @@ class Component:
     def resolve(self, value: Any) -> Any:
         """The node as an instance of its own config class.
 
-        A node is a mapping with a `type`, a bare `type` (`adamw` is `{type: adamw}`), or an already built config. A plain
+        A node is a mapping with a `type` (left out: the usual one, if there is one), a bare `type` (`adamw` is `{type: adamw}`), or an already built config. A plain
         `ComponentConfig` (the way the tree writes a default) is resolved like a mapping. Raises pydantic errors.
         """
         if value is REFUSED:
             return value
         node = _as_mapping(value)
+        if node is not None and self.default is not None and "type" not in node:
+            node = {"type": self.default, **node}
         try:
             table = self.table()
             name = node.get("type") if node is not None else None
@@ -65,9 +68,9 @@ class Component:
         return core_schema.no_info_before_validator_function(self.resolve, core_schema.any_schema())
 
 
-def component(table_path: str, common: tuple[str, ...] = ()) -> Component:
-    """The annotation of a component node; `table_path` is `module:TABLE`."""
-    return Component(table_path, common)
+def component(table_path: str, common: tuple[str, ...] = (), default: str | None = None) -> Component:
+    """The annotation of a component node; `table_path` is `module:TABLE`, `default` the type of a node that names none."""
+    return Component(table_path, common, default)
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ surprises; duplicate keys, keys that are not strings and foreign tags are proble
 
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -35,11 +36,12 @@ class Document:
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def origin(self, path: KeyPath) -> str | None:
-        """Where the value at `path`, or else the closest node above it, was written."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]]
-        return None
+        """Where the value at `path` was written, else something inside it, else the closest node above it."""
+        if path in self.origins:
+            return self.origins[path]
+        inside = (origin for known, origin in self.origins.items() if known[: len(path)] == path)
+        above = (self.origins[path[:length]] for length in range(len(path) - 1, 0, -1) if path[:length] in self.origins)
+        return next(chain(inside, above), None) if path else None
 
     def merge(self, other: "Document") -> None:
         """Lay `other` over this one: mappings merge key by key, lists and everything else are replaced.

@@ -6,6 +6,7 @@ page cannot disagree with the code.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -52,13 +53,15 @@ def describe(config_class: type[Config], prefix: str = "") -> list[Row]:
 
 
 def meaning_of(config_class: type[Config], key: str) -> str:
-    """What a key means: the docstring of its field, or of the field of a parent class that it overrides; empty if none."""
+    """What a key means: the docstring of its field, else of the parent's field that it overrides, else of its section's class."""
     for part in config_class.__mro__:
         if issubclass(part, Config):
             field = fields_of(part).get(key)
             if field is not None and field.description:
                 return field.description
-    return ""
+    field = fields_of(config_class).get(key)
+    node = shape_of(field).node if field is not None else None
+    return (node.__doc__ or "").strip() if isinstance(node, type) else ""
 
 
 def components_of(config_class: type[Config]) -> dict[str, Component]:
@@ -76,7 +79,8 @@ def reference_page(root: type[Config] = RunConfig) -> str:
     rows = describe(root)
     for key, field in fields_of(root).items():
         lines += [f"## `{key}`", "", field.description or "", ""]
-        lines += [*_table([row for row in rows if _section(row.path) == key]), ""]
+        inside = [row for row in rows if _section(row.path) == key and (row.path != key or row.type != "section")]
+        lines += [*_table(inside), ""]
     for component in components_of(root).values():
         table = component.table()
         lines += [f"## Components: {table.kind}", ""]
@@ -101,7 +105,10 @@ def _table(rows: list[Row]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    words = " ".join(text.split()).replace("|", "\\|")
+    return "`".join(
+        part if is_code else part.replace("<", "&lt;") for part, is_code in zip(words.split("`"), cycle((False, True)))
+    )
 
 
 def _section(path: str) -> str:
@@ -129,7 +136,8 @@ def _type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     if origin is Annotated:
         return _type(arguments[0], arguments[1:])
     if origin in (Union, UnionType):
-        return " | ".join(_type(argument) for argument in arguments)
+        bounds = _bounds(metadata)
+        return " | ".join(_type(argument) + (bounds if argument is not NoneType else "") for argument in arguments)
     if origin is Literal:
         return " | ".join(str(argument) for argument in arguments)
     if origin is dict:
@@ -171,8 +179,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if field.default_factory is not None:
         factory: Any = field.default_factory
-        value = factory()
-        return "" if isinstance(value, Config) else _text(value)
+        return _text(factory())
     return _text(field.default)
 
 
@@ -183,6 +190,8 @@ def _text(value: Any) -> str:
         return value.human_readable(separator="")
     if isinstance(value, ComponentConfig):
         return value.type
+    if isinstance(value, Config):
+        return ""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_text(item) for item in value)}]"
     return str(value)

@@ -67,7 +67,8 @@ class Report:
             sentence = f"has {len(line['input'])} items, but should have at least {line['ctx']['min_length']}"
         elif message.startswith(_EXPECTED):
             alternatives = self._expected.setdefault(path, [])
-            alternatives.append(message.removeprefix(_EXPECTED).removeprefix("be ").replace("valid tuple", "list"))
+            expected = message.removeprefix(_EXPECTED).removeprefix("be ").split(", unable to", 1)[0]
+            alternatives.append(expected.replace("valid tuple", "list"))
             sentence = f"is {_shown(path, line['input'])}, but should be {' or '.join(alternatives)}"
             sentences[:] = [known for known in sentences if ", but should be " not in known]
         else:

@@ -23,12 +23,13 @@ class TensorSpec:
 class Probe:
     """A prompt whose logprobs prove a load (WS4): `token_ids` int32[T], the trainer's `logprobs` float32[T] (position 0 is 0).
 
-    `tolerance` is the largest accepted absolute difference.
+    `tolerance` is the largest accepted absolute difference; `temperature` is that of the logprobs (TK5).
     """
 
     token_ids: Ints
     logprobs: Floats
     tolerance: float = 1e-4
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

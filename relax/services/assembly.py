@@ -31,7 +31,7 @@ from relax.model.vocabulary import Vocabulary, read_vocabulary
 from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
 from relax.runtime.local import LocalLauncher
-from relax.runtime.pool import ProcessPool
+from relax.runtime.pool import build_pool
 from relax.services.check import capacity, max_context_tokens, max_rows
 from relax.services.controller import StageBounds
 from relax.services.fleet import Fleet
@@ -102,7 +102,7 @@ class Assembly:
 
     @cached_property
     def pool(self) -> Pool:
-        return ProcessPool(self.config.runtime.pool_processes)  # type: ignore[attr-defined]
+        return build_pool(self.config.runtime)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Idempotent; called on every path out of a run."""
@@ -279,7 +279,8 @@ class Assembly:
                 algorithm.group_size,
                 self.sampling(),
                 config.run.seed,
-                max_context_tokens(config),
+                self.max_context_tokens,
+                self.vocabulary.allowed,
                 concurrency=config.rollout.replicas * getattr(config.rollout.engine, "slots", 64) * 2,
             ),
             trainer=TrainerSettings(config.training.microbatch_tokens, staleness, in_order=config.run.deterministic),

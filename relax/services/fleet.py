@@ -6,6 +6,7 @@ Started by each stage that samples. Restarting an engine and adding replicas bel
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relax.core.error import EngineError
 from relax.core.protocol import RolloutEngine
 from relax.core.version import Version
 from relax.engines.router import Router
@@ -41,9 +42,15 @@ class Fleet:
         self.router.set_live(name, version.number)
         self._changed()
 
-    async def on_failed(self, name: str, reason: str) -> None:
+    async def on_failed(self, name: str, reason: str, final: bool) -> None:
+        """Nothing is sent to a failed engine. With its restart budget used up the run stops (RR6): no other engine can be had here."""
         self.router.set_failed(name)
         self._changed()
+        if final:
+            raise EngineError(
+                f"engine {name} could not load new weights and is given up: {reason}; "
+                "the run stops at its last checkpoint: mend the cause and --resume"
+            )
 
     def _changed(self) -> None:
         for listener in self._listeners:

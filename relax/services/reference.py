@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file, save_file
 
+from relax.core.error import UserError
 from relax.core.protocol import Compute, TrainBackend
 from relax.model.name import bind_tensors, published_tensors
 
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     from relax.services.assembly import Assembly
 
 
-async def open_reference(assembly: "Assembly", path: Path) -> tuple[TrainBackend, Compute]:
-    """A backend that holds the reference, on a thread of its own; the first time, the policy as it is now is written to `path`."""
+async def open_reference(assembly: "Assembly", path: Path, fresh: bool) -> tuple[TrainBackend, Compute]:
+    """A backend that holds the reference, on a thread of its own. With `fresh` the policy as it is now is written to `path`."""
     compute = assembly.compute("reference")
     model = await compute.run(assembly.copy_model)
-    await compute.run(_bind, model, path)
+    await compute.run(_bind, model, path, fresh)
     return assembly.make_backend(model), compute
 
 
-def _bind(model: object, path: Path) -> None:
-    if not path.exists():
+def _bind(model: object, path: Path, fresh: bool) -> None:
+    if not fresh and not path.exists():
+        raise UserError(f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again")
+    if fresh:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         save_file(

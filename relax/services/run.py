@@ -168,35 +168,41 @@ class Run:
         self._projection.note(f"stage/{node.name}", {"first": first, "end": end, "samples": setup.plan.samples})
         began = time.monotonic()
         try:
-            await run_stage(await self._crew(setup), setup, iter(source), again)
+            await run_stage(await self._crew(setup, fresh=start == first), setup, iter(source), again)
         finally:
             seconds = self._progress.seconds
             seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
 
     async def _begin_stage(self, index: int, start: int, end: int, source: Source) -> list[tuple[GroupId, Prompt]]:
         """Optimizer, weights and cursor; returns the groups that an interrupted run has to admit again."""
-        node, assembly, state = self._config.stages[index], self._assembly, self._state
-        backend, compute = assembly.backend, assembly.compute("trainer")
-        await compute.run(backend.begin, self._config.optimizer_of(node), self._config.schedule_of(node), node.steps)
+        assembly, state = self._assembly, self._state
         again: list[tuple[GroupId, Prompt]] = []
         if state is not None:
+            await self._begin_optimizer(state.stage)
+            await assembly.compute("trainer").run(assembly.backend.load, str(self._folder))
             for name, stream in assembly.streams.items():
                 stream.restore(state.streams[name])
             if state.stage == index:
                 source.restore(state.source)
                 again = state.outstanding
-            await compute.run(backend.load, str(self._folder))
-            self._state = None
+        if state is None or state.stage != index:
+            await self._begin_optimizer(index)
+        self._state = None
         if assembly.store.latest is None:
             await self._publisher.first(start)
         await self._evaluate(self._publisher.version, force=True)
         return again
 
-    async def _crew(self, setup: StageSetup) -> Crew:
+    async def _begin_optimizer(self, index: int) -> None:
+        node, assembly = self._config.stages[index], self._assembly
+        optimizer, schedule = self._config.optimizer_of(node), self._config.schedule_of(node)
+        await assembly.compute("trainer").run(assembly.backend.begin, optimizer, schedule, node.steps)
+
+    async def _crew(self, setup: StageSetup, fresh: bool) -> Crew:
         assembly = self._assembly
         reference = None
         if "reference" in setup.plan.roles:
-            reference = await open_reference(assembly, self._directory.reference(setup.bounds.name))
+            reference = await open_reference(assembly, self._directory.reference(setup.bounds.name), fresh)
         return Crew(
             controller=self._controller,
             log=self._log,

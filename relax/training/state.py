@@ -74,6 +74,7 @@ class SavedTraining:
 
 def save_model(model: Any, tokenizer_path: Path | None, folder: Path) -> None:
     """`save_pretrained` plus the tokenizer's files. Raises OSError when the disk does not take them."""
+    _silence_progress_bars()
     try:
         model.save_pretrained(folder)
     except SafetensorError as error:  # how a full disk looks from there
@@ -151,6 +152,7 @@ def load_model_into(model: Any, folder: Path) -> None:
     kind = json.loads(config_path.read_text()).get("model_type") if config_path.is_file() else None
     if kind != model.config.model_type:
         raise UserError(f"{folder} holds a model of type {kind!r}, this run has {model.config.model_type!r}")
+    _silence_progress_bars()
     # Through the model's own loader, because names on disk need not be names in memory (fused experts).
     loaded = published_tensors(load_model(folder, "pretrained", "float32"))
     own = published_tensors(model)
@@ -165,6 +167,13 @@ def load_model_into(model: Any, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(loaded[name])
+
+
+def _silence_progress_bars() -> None:
+    """A bar per checkpoint would run through the run's own progress display."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _listed(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -64,6 +64,8 @@ class TorchBackend:
 
     def begin(self, optimizer: ComponentConfig, schedule: ComponentConfig, total_steps: int) -> None:
         """Start a stage of `total_steps` optimizer steps. Raises UserError for a schedule that does not fit them."""
+        if not self._parameters:
+            raise UserError("the model has no parameter that needs a gradient; nothing can be trained")
         if self._deterministic:
             _insist_on_determinism()
         self._schedule = SCHEDULES.component(schedule.type)(schedule, total_steps)
@@ -217,8 +219,6 @@ def _device(config: TorchConfig) -> torch.device:
 
 def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not trained:
-        raise UserError("the model has no parameter that needs a gradient; nothing can be trained")
     for name, parameter in trained.items():
         if parameter.dtype != torch.float32:
             raise UserError(

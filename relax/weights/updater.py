@@ -5,18 +5,18 @@ Consumes: versions told by `notify`. Waits for: a newer version, or one operatio
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
-
-import numpy as np
 
 from relax.core.batch import Measure
 from relax.core.error import EngineError, InvariantError, TransportError
 from relax.core.protocol import LoadMode, RolloutEngine, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Manifest, WeightSet
+from relax.weights.proof import check_proof, probe_gap
 from relax.weights.update import (
     Abort,
     EngineUpdate,
@@ -109,8 +109,8 @@ class EngineUpdater:
 
     @property
     def live(self) -> Version | None:
-        """The proved version that the engine holds, None before the first and after a failure."""
-        return self._update.live
+        """The proved version that the engine holds, None before the first, after a failure and after a restart."""
+        return None if self._restarted else self._update.live
 
     def notify(self, version: Version) -> None:
         """A version can be fetched. Never blocks; versions told while a load runs collapse into the newest."""
@@ -226,26 +226,10 @@ class EngineUpdater:
 
     def _prove(self, manifest: Manifest) -> None:
         """Raises EngineError when the engine's logprobs of the probe are not the trainer's (WS4)."""
-        probe = manifest.probe
-        if probe is None:
-            return
-        answer = None if self._report is None else self._report.probe_logprobs
-        if answer is None or answer.shape != probe.logprobs.shape:
-            raise EngineError(
-                f"engine {self.name} gave no proof of {manifest.version}: expected {probe.logprobs.shape[0]} logprobs of the"
-                f" probe, got {None if answer is None else answer.shape}"
-            )
-        # Position 0 has no logprob: nothing predicts it.
-        gap = float(np.max(np.abs(answer[1:] - probe.logprobs[1:]), initial=0.0))
-        tolerance = probe.tolerance if self._tolerance is None else self._tolerance
-        if not np.isnan(gap):
+        gap = probe_gap(self.name, manifest, self._report)
+        if not math.isnan(gap):
             self.counters.gap_max = max(self.counters.gap_max, gap)
-        if not gap <= tolerance:
-            raise EngineError(
-                f"[WS4] engine {self.name} holds other weights than {manifest.version}: its logprobs of the probe differ by"
-                f" {gap:.2e}, accepted are {tolerance:.0e} (weights.probe_tolerance); a packed, tied or fused copy was not"
-                " updated, or the engine computes in another precision"
-            )
+        check_proof(self.name, manifest, self._report, self._tolerance)
 
     def _count(self, report: LoadReport) -> None:
         self.counters.loads += 1

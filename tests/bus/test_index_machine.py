@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relax.bus.index import BusIndex
 from relax.bus.log import MemoryLog
@@ -15,7 +15,7 @@ from relax.bus.row import Receipt, Subscription
 from relax.bus.write import CellNote, RowWrite
 from relax.core.column import COLUMNS
 from relax.core.error import InvariantError, LateError
-from relax.core.id import GroupId, Table, group_of, parent_of, table_of
+from relax.core.id import GroupId, Table, group_of, index_of, parent_of, table_of
 
 MAX_ROWS, MAX_BYTES, LEASE_S = 40, 400, 5.0
 CONSUMERS = {
@@ -125,6 +125,12 @@ class BusMachine(RuleBasedStateMachine):
 
     # --- groups and consumers ------------------------------------------------------------------------------------
 
+    @initialize(names=st.sets(st.sampled_from(sorted(CONSUMERS)), min_size=2))
+    def start(self, names: set[str]) -> None:
+        for name in sorted(names | {"rollout"}):
+            self.index.subscribe(CONSUMERS[name])
+            self.model.subscribed.append(name)
+
     @precondition(lambda self: len(self.model.subscribed) < len(CONSUMERS))
     @rule(data=st.data())
     def subscribe(self, data: st.DataObject) -> None:
@@ -132,7 +138,7 @@ class BusMachine(RuleBasedStateMachine):
         self.index.subscribe(CONSUMERS[name])
         self.model.subscribed.append(name)
 
-    @rule(children=st.integers(0, 3), rows=st.integers(1, 16), size=st.integers(1, 120))
+    @rule(children=st.integers(0, 2), rows=st.integers(1, 16), size=st.integers(1, 120))
     def admit(self, children: int, rows: int, size: int) -> None:
         charged = [self._charged(group) for group in self.model.groups.values()]
         fits = sum(c[0] for c in charged) + rows <= MAX_ROWS and sum(c[1] for c in charged) + size <= MAX_BYTES
@@ -204,7 +210,8 @@ class BusMachine(RuleBasedStateMachine):
         }
 
     def _draw(self, data: st.DataObject) -> tuple[Receipt, dict[str, Any] | None]:
-        receipt = data.draw(st.sampled_from(self.receipts))
+        held = [receipt for receipt in self.receipts if receipt.lease in self.model.held]
+        receipt = data.draw(st.sampled_from(held if held and data.draw(st.integers(0, 5)) else self.receipts))
         return receipt, self.model.held.get(receipt.lease)
 
     @precondition(lambda self: self.receipts)
@@ -231,7 +238,7 @@ class BusMachine(RuleBasedStateMachine):
         self.model.held.pop(receipt.lease, None)
         self.model.free_settled()
 
-    @rule(holder=st.sampled_from(holders))
+    @rule(holder=st.sampled_from(["a", "nobody", "nobody"]))
     def drop_holder(self, holder: str) -> None:
         self.index.drop_holder(holder)
         self.model.held = {key: lease for key, lease in self.model.held.items() if lease["holder"] != holder}
@@ -257,6 +264,10 @@ class BusMachine(RuleBasedStateMachine):
             with pytest.raises(LateError):
                 self.index.put(receipt.lease, [RowWrite(f"{receipt.groups[0]}/0")], self.model.now)
             return
+        for _ in range(data.draw(st.integers(1, 8))):
+            self._put_once(data, receipt, lease)
+
+    def _put_once(self, data: st.DataObject, receipt: Receipt, lease: dict[str, Any]) -> None:
         unit = data.draw(st.sampled_from(lease["units"]))
         writes = self._writes(data, unit)
         late = [RowWrite(f"{name}/0") for name in sorted(lease["lost"])]
@@ -290,6 +301,11 @@ class BusMachine(RuleBasedStateMachine):
                 room = group.children.get(row)
                 places += [f"{row}/{i}" for i in range(2 if room is None else room)]
         missing = [row for row in places if row not in group.rows]
+        undeclared = [row for row in parents if table_of(row) is Table.trajectory and group.children.get(row) is None]
+        if undeclared and data.draw(st.booleans()):
+            row = data.draw(st.sampled_from(undeclared))
+            below = sum(parent_of(other) == row for other in group.rows)
+            return [RowWrite(row, {}, max([below, *(index_of(o) + 1 for o in group.rows if parent_of(o) == row)]))]
         lacking = [
             (row, name)
             for row in parents
@@ -305,7 +321,8 @@ class BusMachine(RuleBasedStateMachine):
             children = data.draw(st.sampled_from([0, 1, 2]))
             made = data.draw(st.integers(0, children))
             samples = [RowWrite(f"{row}/{i}", {"span": cell}) for i in range(made)]
-            return [*samples, RowWrite(row, {"token_ids": cell}, children)]
+            tokens = {"token_ids": cell} if data.draw(st.integers(0, 3)) else {}
+            return [*samples, RowWrite(row, tokens, data.draw(st.sampled_from([children, children, None])))]
         if lacking:
             row, name = data.draw(st.sampled_from(lacking))
             return [RowWrite(row, {name: cell})]
@@ -372,5 +389,5 @@ class BusMachine(RuleBasedStateMachine):
         assert replayed.next_deadline() == self.index.next_deadline()
 
 
-BusMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+BusMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 test_rules_tq2_tq3_tq4_tq5_tq8_hold_in_random_histories = BusMachine.TestCase

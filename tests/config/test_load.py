@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax.config.document import read_yaml, write_yaml
@@ -76,6 +76,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON, max_size=4))
 def test_written_yaml_reads_back_the_same(values: dict[str, Any]) -> None:
     assert repr(read_yaml(write_yaml(values), "x").values) == repr(values)
@@ -314,6 +315,15 @@ def test_value_of_the_wrong_kind_is_one_problem_and_the_rest_is_still_checked(
     assert [problem.split(": ")[1] for problem in problems] == [path, "weights.keep"]
 
 
+def test_wrong_value_is_shown_with_what_was_expected(recipe: Path) -> None:
+    problems = problems_of([recipe], "stages.rl.steps=many", "run.deterministic=maybe", "tasks={}")
+    assert sorted(problems) == [
+        "override 'run.deterministic': run.deterministic: is 'maybe', but should be a valid boolean",
+        "override 'stages.rl.steps': stages.1.steps: is 'many', but should be a valid integer",
+        "override 'tasks': tasks: has 0 items, but should have at least 1",
+    ]
+
+
 # --- dumping ---------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +339,7 @@ def test_dump_reads_back_equal_with_explicit_nulls(recipe: Path, tmp_path: Path)
     assert "schema: 1\n" in text
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     seed=st.integers(0, 2**63),
     lr=st.floats(min_value=1e-300, max_value=1e300),

@@ -48,7 +48,13 @@ def vocabulary() -> Vocabulary:
 class Reader:
     """Version `n` is `weights(n)`; versions in `gone` cannot be fetched. `before` runs inside each fetch."""
 
-    def __init__(self, weights: Callable[[int], dict[str, Tensor]] | None = None, probe: Ints | None = None) -> None:
+    def __init__(
+        self,
+        weights: Callable[[int], dict[str, Tensor]] | None = None,
+        probe: Ints | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        self.temperature = temperature
         self.weights = weights or (lambda number: published_tensors(model_of(number)))
         self.probe = probe
         self.gone: set[int] = set()
@@ -60,7 +66,9 @@ class Reader:
         if version.number in self.gone:
             raise TransportError(f"{version} is gone")
         tensors = self.weights(version.number)
-        probe = None if self.probe is None else Probe(self.probe, frozen(np.zeros(len(self.probe), np.float32)))
+        probe = None
+        if self.probe is not None:
+            probe = Probe(self.probe, frozen(np.zeros(len(self.probe), np.float32)), temperature=self.temperature)
         return WeightSet(Manifest(version, tensor_specs(tensors), "", probe), tensors)
 
 
@@ -128,7 +136,7 @@ async def ask_many(
 async def until_sampled(engine: Any, tokens: int) -> None:
     """Return once the engine has sampled so many tokens in all."""
     async with asyncio.timeout(30):
-        while (await engine.status()).sampled_tokens < tokens:
+        while (await engine.status()).sampled_tokens < tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -142,7 +150,8 @@ def reference_logprobs(
     for number in set(completion.versions.tolist()):
         with torch.no_grad():
             logits = model_for(number)(input_ids=full[None]).logits[0]
-        found = token_logprobs(logits[:-1], full[1:], logprob_temperature(temperature), allowed).numpy()
+        start = len(token_ids)
+        found = token_logprobs(logits[start - 1 : -1], full[start:], logprob_temperature(temperature), allowed).numpy()
         chosen = completion.versions == number
-        values[chosen] = found[len(token_ids) - 1 :][chosen]
+        values[chosen] = found[chosen]
     return values

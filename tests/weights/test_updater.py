@@ -262,11 +262,17 @@ async def test_rule_ws7_a_restarted_engine_reloads_before_it_is_live() -> None:
         await bench.load(1)
         bench.engine.version = None
         bench.updater.restarted()
-        await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="did not serve v9 within"):
-            await bench.updater.wait_live(Version(0, 9), 0.01)
+        assert bench.updater.live is None
+        await bench.updater.wait_live(Version(0, 1), 5)
     assert bench.failed == [("the engine was restarted", False)]
     assert bench.live == [Version(0, 0), Version(0, 1), Version(0, 1)]
+
+
+async def test_rule_rr7_waiting_for_a_version_has_a_deadline_that_says_what_is_served() -> None:
+    async with running(Bench()) as bench:
+        await bench.load(0)
+        with pytest.raises(EngineError, match=r"did not serve v9 within 0\.01 s \(it serves v0, phase idle\)"):
+            await bench.updater.wait_live(Version(0, 9), 0.01)
 
 
 async def test_a_restart_during_a_load_drops_what_was_decided_for_the_old_engine() -> None:

@@ -19,8 +19,12 @@ from relax.engines.torch.prefix import PrefixStore
 from relax.engines.torch.request import Prefix, Request
 from relax.engines.torch.sampler import Sampler
 
-Deliver = Callable[[Request, Completion | Exception], None]
-"""Hands a result to whoever waits for it; called on the compute thread, so it must not block."""
+Result = tuple[Request, Completion | Exception]
+Deliver = Callable[[list[Result]], None]
+"""Hands results to whoever waits for them; called on the compute thread, so it must not block.
+
+Called once per decode step, not once per result: each call may cost a switch to the event loop's thread.
+"""
 
 _ROW = np.dtype(
     [
@@ -117,11 +121,11 @@ class Batcher:
     def abort_running(self) -> None:
         """End running requests as they are; those that wait stay. In exact mode nothing that was sampled survives."""
         self._remove_cancelled()
-        for request in self._running:
+        aborted, self._running = self._running, []
+        for request in aborted:
             if self._exact:
                 request.restart()
-            self._deliver(request, request.completion("abort"))
-        self._running.clear()
+        self._deliver([(request, request.completion("abort")) for request in aborted])
 
     def switch(self, number: int, keep: bool) -> int:
         """Go on with weights `number`, already bound. Returns the tokens that were prefilled again (none with `keep`)."""
@@ -153,20 +157,19 @@ class Batcher:
 
     def fail_all(self, reason: str) -> None:
         """Deliver an EngineError to every request and forget them."""
-        for request in [*self._running, *self._waiting, *self._drained()]:
-            self._deliver(request, EngineError(reason))
+        failed = [*self._running, *self._waiting, *self._drained()]
         self._running.clear()
         self._waiting.clear()
         self.forget()
+        self._deliver([(request, EngineError(reason)) for request in failed])
 
     def _drop_below(self, number: int) -> None:
         """Refuse what must not be served by version `number` (a new incarnation can be lower than the old one)."""
         self._waiting.extend(self._drained())
         stale = [request for request in [*self._running, *self._waiting] if request.session.base > number]
-        for request in stale:
-            message = f"[ST2] the engine went back to version {number}, below base version {request.session.base}"
-            self._deliver(request, StaleError(message))
         self._discard(stale)
+        message = f"[ST2] the engine went back to version {number}, below base version"
+        self._deliver([(request, StaleError(f"{message} {request.session.base}")) for request in stale])
 
     # --- one decode step ---------------------------------------------------------------------------------------------
 
@@ -304,20 +307,20 @@ class Batcher:
             request.logprobs.append(logprob)
             if logprob != logprob or token in request.stop_ids or len(request.tokens) == request.budget:
                 finished.append(row)
-        for row in reversed(finished):
-            self._finish(row)
+        if finished:
+            # From the last row down, so that the row that moves into a hole is never one that has finished.
+            self._deliver([self._finish(row) for row in reversed(finished)])
 
-    def _finish(self, row: int) -> None:
+    def _finish(self, row: int) -> Result:
         request = self._running[row]
-        if request.logprobs[-1] != request.logprobs[-1]:
+        is_finite = request.logprobs[-1] == request.logprobs[-1]
+        if not is_finite:
             # Whatever made the logits NaN may sit in its keys and values, and the prefix's: neither may reach another request.
             self._forward.cache.wipe(row)
             if request.shared is not None:
                 self._prefixes.drop(request.shared)
-            self._deliver(
-                request,
-                EngineError(f"version {self.version} gave logits that are not finite for {request.session.group}"),
-            )
-        else:
-            self._deliver(request, request.completion("stop" if request.tokens[-1] in request.stop_ids else "length"))
         self._release(row)
+        if is_finite:
+            return request, request.completion("stop" if request.tokens[-1] in request.stop_ids else "length")
+        group = request.session.group
+        return request, EngineError(f"version {self.version} gave {group} logits that are not finite")

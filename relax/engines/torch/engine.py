@@ -6,20 +6,18 @@ compute thread while there is work. Invariant: whatever happens in `load`, the e
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from relax.core.completion import Completion, GenerateInput, Sampling, Session
+from relax.core.completion import Completion, Floats, GenerateInput, Sampling, Session
 from relax.core.error import EngineError, RelaxError, TransportError
 from relax.core.protocol import Compute, EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
-from relax.core.weight import LoadReport, WeightSet
+from relax.core.weight import LoadReport, Probe, WeightSet
 from relax.engines.config import TorchEngineConfig
 from relax.engines.refusal import RefusedError, check_base, checked_budget
-from relax.engines.torch.batcher import Batcher
+from relax.engines.torch.batcher import Batcher, Result
 from relax.engines.torch.forward import Forward
 from relax.engines.torch.invariance import check_invariance
 from relax.engines.torch.request import Request
@@ -124,6 +122,8 @@ class TorchEngine:
         except BaseException:
             self._reopen()
             raise
+        if self._is_closed():
+            raise EngineError(f"engine {self._name} was closed while it paused")
         self._state, self._mode = "paused", mode
 
     async def load(self, version: Version, reader: WeightReader) -> LoadReport:
@@ -195,7 +195,12 @@ class TorchEngine:
             raise EngineError(f"engine {self._name} has no version yet; load one before generate")
         return self._version
 
+    def _is_closed(self) -> bool:
+        return self._state == "closed"
+
     def _reopen(self) -> None:
+        if self._is_closed():
+            return
         self._state = "open"
         self._batcher.admits = True
         self._batcher.interrupted = False
@@ -216,11 +221,11 @@ class TorchEngine:
         finally:
             self._drive_task = None
 
-    def _deliver(self, request: Request, result: Completion | Exception) -> None:
-        """On the compute thread: hand a result over to the event loop at once, in the middle of a burst too."""
-        future: asyncio.Future[Completion] = request.waiter
-        settle: Callable[[], None] = partial(_settle, future, result)
-        future.get_loop().call_soon_threadsafe(settle)
+    def _deliver(self, results: list[Result]) -> None:
+        """On the compute thread: hand results over to the event loop at once, in the middle of a burst too."""
+        if results:
+            loop: asyncio.AbstractEventLoop = results[0][0].waiter.get_loop()
+            loop.call_soon_threadsafe(_settle, results)
 
     def _swap(self, weights: WeightSet) -> LoadReport:
         """On the compute thread: bind, prove, prefill again; or put everything back."""
@@ -230,8 +235,7 @@ class TorchEngine:
             bind_tensors(self._model, {name: value.to(self._forward.device) for name, value in weights.tensors.items()})
             if self._deterministic and self._version is None:
                 check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size)
-            probe = weights.manifest.probe
-            logprobs = None if probe is None else self._forward.logprobs(probe.token_ids, self._sampler.allowed)
+            logprobs = self._prove(weights.manifest.probe)
             swapped = time.perf_counter()
             tokens = self._batcher.switch(weights.manifest.version.number, keep=self._mode == "keep")
         except BaseException:
@@ -240,6 +244,11 @@ class TorchEngine:
             raise
         self._version, self._failed = weights.manifest.version, None
         return LoadReport(logprobs, swapped - started, time.perf_counter() - swapped, tokens)
+
+    def _prove(self, probe: Probe | None) -> Floats | None:
+        if probe is None:
+            return None
+        return self._forward.logprobs(probe.token_ids, probe.temperature, self._sampler.allowed)
 
 
 def _context(config: TorchEngineConfig, model: Any, min_rows: int) -> int:
@@ -257,10 +266,12 @@ def _shared_prompt(input: GenerateInput, session: Session) -> tuple[str, bytes] 
     return session.prefix, np.asarray(input.token_ids, dtype=np.int32).tobytes()
 
 
-def _settle(future: "asyncio.Future[Completion]", result: Completion | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+def _settle(results: list[Result]) -> None:
+    for request, result in results:
+        future: asyncio.Future[Completion] = request.waiter
+        if future.done():  # its caller was cancelled
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -76,8 +76,8 @@ class Forward:
         return self._call(self._tensor(ids)[:, None], column, column[:, :, None], columns)[:used, -1]
 
     @torch.inference_mode()
-    def logprobs(self, token_ids: Ints, allowed: Tensor) -> Floats:
-        """float32[T]: the logprob of each token under temperature 1 (position 0 is 0), in one forward without the cache."""
+    def logprobs(self, token_ids: Ints, temperature: float, allowed: Tensor) -> Floats:
+        """float32[T]: the logprob of each token (position 0 is 0), in one forward without the cache."""
         ids = self._tensor(np.array(token_ids, dtype=np.int64))
         length = len(ids)
         positions = torch.arange(length, device=self.device)
@@ -86,7 +86,7 @@ class Forward:
             input_ids=ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False
         ).logits
         values = np.zeros(length, dtype=np.float32)
-        values[1:] = token_logprobs(logits[0, :-1], ids[1:], 1.0, allowed).cpu().numpy()
+        values[1:] = token_logprobs(logits[0, :-1], ids[1:], temperature, allowed).cpu().numpy()
         return frozen(values)
 
     def _call(self, ids: Tensor, positions: Tensor, queries: Tensor, columns: int | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax.bus.row import Receipt, RowPut
-from relax.core.completion import Sampling, Session
+from relax.core.completion import Bools, Sampling, Session
 from relax.core.error import EngineError, LateError, TaskError
 from relax.core.id import GroupId, TrajectoryId, trajectory_id
 from relax.core.message import Prompt, prompt_from_json
@@ -27,12 +27,13 @@ CONSUMER = "rollout"
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """`concurrency` bounds the trajectories in flight; `max_context_tokens` bounds one history (TK6)."""
+    """`concurrency` bounds the trajectories in flight, `max_context_tokens` one history (TK6); `allowed` are the ids to accept."""
 
     group_size: int
     sampling: Sampling
     run_seed: int
     max_context_tokens: int
+    allowed: Bools | None
     concurrency: int
 
 
@@ -83,12 +84,10 @@ class Rollout:
             rows = await self._attempt(run, sibling)
         finally:
             self._places.release()
-        run.remaining -= 1
         try:
-            await self._bus.put(rows, run.lease)
-            if run.remaining:
-                await self._bus.renew(run.lease)
-            else:
+            await self._bus.put(rows, run.lease)  # which also renews the lease
+            run.remaining -= 1  # counted only once the rows are on the bus: the ack must be the last call under the lease
+            if run.remaining == 0:
                 await self._bus.ack(run.lease)
         except LateError:
             return  # the lease is gone; the bus has counted what came late (TQ4)
@@ -124,4 +123,5 @@ class Rollout:
             session,
             max_context_tokens=self._settings.max_context_tokens,
             max_turns=task.max_turns,
+            allowed=self._settings.allowed,
         )

@@ -130,7 +130,8 @@ def _wanted(config: FunctionConfig, function: Callable[..., Any]) -> tuple[str, 
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     needed = {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    unknown = needed - set(_OFFERED) - set(config.arguments)
+    by_position = {f"{name} by position" for name in needed - set(named)}
+    unknown = (needed & set(named)) - set(_OFFERED) - set(config.arguments) | by_position
     surplus = set() if takes_any else set(config.arguments) - set(named)
     if unknown or surplus:
         words = [f"needs {', '.join(sorted(unknown))}"] * bool(unknown) + [

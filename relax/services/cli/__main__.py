@@ -1,0 +1,5 @@
+"""`python -m relax.services.cli` is `relax`."""
+
+from relax.services.cli import main
+
+main()

@@ -1,0 +1,59 @@
+"""What the commands take: recipes and overrides in any order, and run directories.
+
+An argument of the form `key.path=value` is an override unless a file has that name.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from relax.config.load import load_config
+from relax.config.tree import RunConfig
+from relax.core.error import UserError
+from relax.services.directory import RunDirectory
+from relax.services.ledger import Ledger
+
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Recipe files and overrides, each in the order given."""
+    paths, overrides = [], []
+    for argument in arguments:
+        if _OVERRIDE.match(argument) and not Path(argument).exists():
+            overrides.append(argument)
+        else:
+            paths.append(Path(argument))
+    return paths, overrides
+
+
+def open_run(path: Path) -> tuple[RunConfig, RunDirectory]:
+    """A run directory that exists, and its configuration; not locked. Raises UserError."""
+    directory = RunDirectory(path)
+    if not directory.config.is_file():
+        raise UserError(f"{path} is not a run directory: it has no config.yaml; {_runs_near(path)}")
+    return load_config([directory.config]), directory
+
+
+def _runs_near(path: Path) -> str:
+    for folder in (path, path.parent, Path("runs")):
+        found = sorted(config.parent for config in folder.glob("*/config.yaml")) if folder.is_dir() else []
+        if found:
+            return f"there is {', '.join(str(run) for run in found[-5:])}"
+    return "give the folder that `relax train` printed, e.g. runs/quickstart"
+
+
+@contextmanager
+def open_ledger(directory: RunDirectory) -> Iterator[Ledger]:
+    """The ledger of a run, for reading. Raises UserError when there is none yet, or it cannot be read."""
+    ledger = Ledger(directory.ledger, read_only=True)
+    try:
+        yield ledger
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{directory.ledger} cannot be read: {error}; if the run is just starting, try again"
+        ) from error
+    finally:
+        ledger.close()

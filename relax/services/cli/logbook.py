@@ -1,0 +1,48 @@
+"""Where messages go while a run is under way: warnings to the terminal, everything with tracebacks to `run.log`.
+
+Used by `relax train`. Python's own warnings go to the file only.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class Terminal(logging.StreamHandler[IO[str]]):
+    """Writes to standard error as it is at that moment, because a live table stands in for it while it is drawn."""
+
+    @property
+    def stream(self) -> IO[str]:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: IO[str]) -> None:
+        """Given by the constructor of the class above; the stream is looked up anew each time."""
+
+
+@contextmanager
+def logbook(path: Path) -> Iterator[logging.Logger]:
+    """The run's logger; handlers are in place inside the block."""
+    root = logging.getLogger()
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal = Terminal()
+    terminal.setLevel(logging.WARNING)
+    terminal.addFilter(logging.Filter("relax"))
+    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    level = root.level
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    for handler in (file, terminal):
+        root.addHandler(handler)
+    try:
+        yield logging.getLogger("relax")
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        for handler in (file, terminal):
+            root.removeHandler(handler)
+            handler.close()

@@ -1,0 +1,101 @@
+"""`relax status`: how a run stands, during it and after it."""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from relax.config.tree import RunConfig
+from relax.core.error import UserError
+from relax.services.cli.argument import open_run
+from relax.services.cli.screen import output
+from relax.services.directory import RunDirectory
+from relax.services.status import RunStatus, read_status
+
+WATCH_S = 2.0
+
+
+def status_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends or Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show where a run stands: step, reward, evaluations, staleness, account of groups, newest checkpoint."""
+    if watch and as_json:
+        raise UserError("--watch and --json exclude each other; choose one")
+    config, directory = open_run(run)
+    status = read_status(config, directory)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(status), indent=2))
+    elif watch:
+        _watch(config, directory)
+    else:
+        output().print(status_table(status))
+
+
+def _watch(config: RunConfig, directory: RunDirectory) -> None:
+    status = read_status(config, directory)
+    with Live(status_table(status), console=output(), auto_refresh=False) as live:
+        try:
+            while status.state == "running":
+                time.sleep(WATCH_S)  # another process writes the files, and nothing tells this one when
+                status = read_status(config, directory)
+                live.update(status_table(status), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def status_table(status: RunStatus) -> RenderableType:
+    """At most 80 columns wide where the terminal is."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in _facts(status).items():
+        grid.add_row(name, Text(value))
+    return Group(Text(f"{status.run} ({status.directory})", style="bold"), grid)
+
+
+def _facts(status: RunStatus) -> dict[str, str]:
+    metrics = status.metrics
+    facts = {"state": _state(status), "step": f"{status.step} of {status.total}, stage {status.stage}"}
+    for name, label, form in (
+        ("reward/mean", "reward", "{:.4f}"),
+        ("staleness/max", "staleness max", "{:.0f}"),
+        ("rollout/tokens_per_second", "sampled tokens/s", "{:,.0f}"),
+    ):
+        if name in metrics:
+            facts[label] = form.format(metrics[name])
+    for name, point in status.evaluations.items():
+        facts[f"held-out {name}"] = f"{point['reward']:.4f} at step {point['step']:.0f}"
+    idle = [
+        f"{name.removeprefix('idle/')} {100 * share:.0f}%"
+        for name, share in metrics.items()
+        if name.startswith("idle/")
+    ]
+    if idle:
+        facts["idle"] = "  ".join(idle)
+    if status.account:
+        counts = {name: count for name, count in status.account.items() if name != "reasons" and count}
+        facts["groups"] = "  ".join(f"{name} {count}" for name, count in counts.items())
+        if status.account.get("reasons"):
+            facts["not trained"] = "  ".join(f"{reason} {n}" for reason, n in status.account["reasons"].items())
+    facts["checkpoint"] = status.checkpoint or "none"
+    if status.quarantined:
+        facts["quarantined"] = f"{status.quarantined} records, see quarantine.jsonl"
+    return facts
+
+
+def _state(status: RunStatus) -> str:
+    if status.state == "running":
+        age = "" if status.age_s is None else f", last step {status.age_s:.0f} s ago"
+        return f"running (process {status.owner}{age})"
+    if status.state == "finished":
+        return "finished"
+    return f"not running; go on with `relax train --resume {status.directory}`"

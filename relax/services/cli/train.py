@@ -1,0 +1,158 @@
+"""`relax train`: from recipe files and overrides to a finished run directory.
+
+Everything that can be wrong with a recipe or a directory is found before torch is loaded.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from relax.config.tree import RunConfig, warnings_of
+from relax.core.error import InvariantError, RelaxError, UserError
+from relax.core.message import Json
+from relax.services.check import check_run
+from relax.services.cli.argument import open_ledger
+from relax.services.cli.launch import Outcome, launch
+from relax.services.cli.logbook import logbook
+from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
+from relax.services.cli.screen import messages, output, print_error, print_facts, print_warning
+from relax.services.curve import read_curve, text_curve
+from relax.services.directory import RunDirectory
+from relax.services.monitors.hub import build_monitors
+from relax.services.outline import outline_of
+
+MAX_CHART_WIDTH = 100
+
+
+def train(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|KEY.PATH=VALUE",
+            help="Recipe files, merged left to right, and overrides such as stages.rl.steps=100; with --resume, a run directory will do.",
+        ),
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint of an unfinished run.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an earlier run of that name and begin again.")
+    ] = False,
+) -> None:
+    """Train a model by a recipe. The run's files go to a folder of its own, which is printed at the end.
+
+    The first Ctrl-C stops the run with a checkpoint, a second one ends it at once.
+    """
+    request = read_request(arguments, resume, overwrite)
+    config = request.config
+    for warning in (*warnings_of(config), *check_run(config)):
+        print_warning(warning)
+    with request.directory as directory:
+        for line in prepare(request):
+            _say(line)
+        _announce(config, directory)
+        outcome = _run(request)
+        _conclude(config, directory, outcome)
+
+
+def _announce(config: RunConfig, directory: RunDirectory) -> None:
+    stages = ", ".join(f"{stage.name} ({stage.algorithm.type}, {stage.steps} steps)" for stage in config.stages)
+    output().print(Text(f"run {config.run.name} in {directory.root}: {stages}"), soft_wrap=True)
+
+
+def _run(request: Request) -> Outcome:
+    """Exits with one message when the run failed for a known reason; anything else keeps its traceback."""
+    config, directory = request.config, request.directory
+    os.environ["OMP_NUM_THREADS"] = str(getattr(config.runtime, "threads_per_role", 1))
+    log_path = directory.root / "run.log"
+    with logbook(log_path) as log:
+        try:
+            hub = build_monitors(config, directory, outline_of(config))
+
+            from relax.services.run import Run
+
+            return launch(Run(config, directory, hub, request.resume), config.run.grace_s, _say)
+        except RelaxError as error:
+            log.debug("the run failed", exc_info=True)
+            _report(error, directory, log_path)
+            raise typer.Exit(2 if isinstance(error, UserError) else 1) from error
+        except Exception:
+            log.debug("the run failed", exc_info=True)
+            raise
+
+
+def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
+    """What happened, where the details are, what to do next (RR6)."""
+    step = resumable_step(directory)
+    following = f"relax train --resume {directory.root} (goes on from step {step})"
+    if step is None:
+        following = "mend the cause and start it again; no checkpoint had been written"
+    if isinstance(error, InvariantError):
+        following = f"this is a bug in relax: please report it with that log; meanwhile: {following}"
+    print_error(
+        str(error), *error.__notes__ if hasattr(error, "__notes__") else (), f"log:  {log_path}", f"next: {following}"
+    )
+
+
+def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> None:
+    if directory.is_finished and outcome.summary is not None:
+        print_summary(outcome.summary, directory)
+        print_curve(config, directory)
+        print_facts(
+            {
+                "summary": str(directory.summary),
+                "curve": str(directory.curve),
+                "checkpoints": str(directory.checkpoints),
+            }
+        )
+        return
+    step = resumable_step(directory)
+    saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
+    _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
+    raise typer.Exit(128 + (outcome.signal or 0))
+
+
+def print_summary(summary: dict[str, Json], directory: RunDirectory) -> None:
+    """The main numbers; all of them are in summary.json."""
+    facts = {"steps": str(summary["steps"])}
+    facts["seconds"] = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in summary["seconds"].items())
+    for name, final in summary["eval/final"].items():
+        initial = summary["eval/initial"].get(name)
+        facts[f"held-out {name}"] = (
+            f"{final:.4f}" if initial is None else f"{initial:.4f} when RL began, {final:.4f} at the end"
+        )
+    if summary["reward"]:
+        facts["training reward"] = f"{summary['reward']['first']:.4f} at first, {summary['reward']['last']:.4f} at last"
+    if summary["staleness/max"] is not None:
+        facts["staleness max"] = str(summary["staleness/max"])
+    if summary["tokens_per_s"] is not None:
+        facts["sampled tokens/s"] = f"{summary['tokens_per_s']:,.0f}"
+    if summary["idle"]:
+        facts["idle"] = "  ".join(f"{name} {100 * share:.0f}%" for name, share in summary["idle"].items())
+    if summary["logprob_gap"]:
+        facts["logprob gap"] = f"mean {summary['logprob_gap']['mean']:.2e}, max {summary['logprob_gap']['max']:.2e}"
+    counts = {
+        name: count
+        for name, count in summary["ledger"].items()
+        if isinstance(count, int) and count and name != "balances"
+    }
+    balance = "balances" if summary["ledger"]["balances"] else "DOES NOT BALANCE (AC1)"
+    facts["groups"] = f"{'  '.join(f'{name} {count}' for name, count in counts.items())}  {balance}"
+    print_facts(facts, title=f"\n{summary['run']}: finished")
+
+
+def print_curve(config: RunConfig, directory: RunDirectory) -> None:
+    """The learning curve as text, as wide as the terminal."""
+    console = output()
+    with open_ledger(directory) as ledger:
+        curve = read_curve(ledger, outline_of(config), [item.name for item in config.eval.sets])
+    chart = text_curve(curve, width=min(console.width - 1, MAX_CHART_WIDTH))
+    if chart:
+        console.print(Text(f"\n{chart}\n"), no_wrap=True, overflow="crop")
+
+
+def _say(text: str) -> None:
+    messages().print(Text(text), soft_wrap=True)

@@ -1,0 +1,100 @@
+"""Evaluates a checkpoint of a run on the run's own evaluation sets, outside the run.
+
+Called by `relax eval`. The same engine, episodes, rewards and request seeds as during training, so the numbers agree with the
+run's own; the run directory is only read, but for the report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from relax.config.tree import RunConfig
+from relax.core.error import UserError
+from relax.core.message import Json
+from relax.core.version import Version
+from relax.data.quarantine import Quarantine
+from relax.runtime.task import TaskSet
+from relax.services.assembly import Assembly
+from relax.services.directory import RunDirectory
+from relax.services.publisher import Publisher
+from relax.services.resume import BACKEND_FOLDER
+from relax.services.roles.evaluation import Evaluation, EvaluationResult, EvaluationSet
+from relax.training.checkpoint import read_meta
+
+
+def report_path(directory: RunDirectory, step: int) -> Path:
+    """Where the report of a checkpoint's evaluation lies."""
+    return directory.root / "evaluations" / f"step-{step:06d}.json"
+
+
+async def evaluate(
+    config: RunConfig, directory: RunDirectory, checkpoint: Path, sets: Sequence[str] = ()
+) -> EvaluationResult:
+    """Score `checkpoint` on the sets named (all when none is) and write the report."""
+    step = int(read_meta(checkpoint)["step"])
+    assembly = Assembly(_with_model(config, checkpoint), Quarantine())
+    results: list[EvaluationResult] = []
+    try:
+        evaluation = _evaluation(assembly, _chosen(assembly.evaluation_sets(), sets), results)
+        publisher = Publisher(
+            assembly.store, assembly.backend, assembly.compute("trainer"), [], assembly.probe, _nothing_after
+        )
+        await publisher.first(step)
+        async with TaskSet("evaluation") as tasks:
+            tasks.start("evaluation", evaluation.run(), endless=True)
+            await evaluation.request(publisher.version, step)
+            await evaluation.idle()
+    finally:
+        await assembly.close()
+    (result,) = results
+    _write_report(directory, checkpoint, result)
+    return result
+
+
+def _evaluation(assembly: Assembly, sets: Sequence[EvaluationSet], results: list[EvaluationResult]) -> Evaluation:
+    return Evaluation(
+        assembly.engine("evaluation"),
+        assembly.store,
+        assembly.renderer,
+        assembly.tasks,
+        sets,
+        assembly.config.run.seed,
+        assembly.max_context_tokens,
+        number=lambda: 0,
+        report=results.append,
+    )
+
+
+async def _nothing_after(version: Version) -> None:
+    """No step follows."""
+
+
+def _with_model(config: RunConfig, checkpoint: Path) -> RunConfig:
+    """The run's tree, with the checkpoint's weights as the policy."""
+    model = config.model.model_copy(
+        update={
+            "path": str(checkpoint / BACKEND_FOLDER),
+            "weights": "pretrained",
+            "tokenizer": config.model.tokenizer or config.model.path,
+        }
+    )
+    return config.model_copy(update={"model": model})
+
+
+def _chosen(sets: Sequence[EvaluationSet], names: Sequence[str]) -> list[EvaluationSet]:
+    known = {item.name: item for item in sets}
+    if not known:
+        raise UserError("the run's configuration has no evaluation sets; add some under eval.sets")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"no evaluation set is named {unknown[0]!r}; this run has {', '.join(known)}")
+    return [item for item in sets if not names or item.name in names]
+
+
+def _write_report(directory: RunDirectory, checkpoint: Path, result: EvaluationResult) -> None:
+    path = report_path(directory, result.step)
+    path.parent.mkdir(exist_ok=True)
+    rows: list[Json] = [asdict(row) for row in result.rows]
+    directory.write_json(
+        path, {"checkpoint": str(checkpoint), "step": result.step, "metrics": result.metrics, "samples": rows}
+    )

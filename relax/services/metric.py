@@ -1,0 +1,95 @@
+"""Every metric of a run: name -> unit and meaning, declared once.
+
+Read by documentation, tests and whoever prints a metric. A part in angle brackets stands for any text. Losses declare theirs
+in `relax.algorithms.measure`. What is not a finite number is no metric (L3).
+"""
+
+import math
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relax.algorithms.measure import MEASURES
+
+
+class Metric(NamedTuple):
+    """`share` is a unit: 0 to 1."""
+
+    unit: str
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.items()} | {
+    "reward/mean": Metric("1", "weighted reward, mean over the trajectories that the step trained on"),
+    "eval/<set>/reward": Metric("1", "mean reward of an evaluation set; a failed sample counts as 0"),
+    "eval/<set>/failed": Metric("samples", "samples of an evaluation set that failed"),
+    "staleness/max": Metric("steps", "age of the oldest token that the step trained on"),
+    "staleness/mean": Metric("steps", "age of a trajectory's oldest token, mean over the step's trajectories"),
+    "rollout/tokens/mean": Metric("tokens", "sampled tokens of a trajectory"),
+    "rollout/tokens_per_second": Metric("tokens/s", "tokens that all rollout engines sampled since the last step"),
+    "rollout/sampled_tokens": Metric("tokens", "sampled tokens of all groups that have ended"),
+    "rollout/wasted_tokens": Metric("tokens", "those of groups that ended without being trained"),
+    "train/groups": Metric("groups", "groups of the step"),
+    "train/rows_skipped": Metric("rows", "rows left out of the forward pass because their gradient is exactly zero"),
+    "train/tokens": Metric("tokens", "masked tokens of the step"),
+    "train/loss": Metric("1", "loss of the step: its sum over tokens, divided by the step's denominator"),
+    "train/grad_norm": Metric("1", "norm of the gradient before clipping"),
+    "train/learning_rate": Metric("1", "learning rate of the step"),
+    "train/applied": Metric("0 or 1", "whether the step changed the weights"),
+    "train/<phase>/seconds": Metric("s", "wall time of a phase of the step: train, optim"),
+    "training/tokens/forward": Metric(
+        "tokens", "tokens that went through the trainer's forward pass, prompts included"
+    ),
+    "training/padding/share": Metric("share", "padded positions among all positions of the forward passes"),
+    "step/seconds": Metric("s", "wall time since the step before"),
+    "idle/<thread>": Metric("share", "time that a compute thread did nothing since the step before"),
+    "gate/lost": Metric("groups", "groups that ended untrained while the step was filled"),
+    "ledger/admitted": Metric("groups", "groups admitted since the run began (AC1)"),
+    "ledger/trained": Metric("groups", "groups that ended as trained"),
+    "ledger/filtered": Metric("groups", "groups that a filter of the algorithm ended"),
+    "ledger/failed": Metric("groups", "groups that ended because too few trajectories survived"),
+    "ledger/dropped": Metric("groups", "groups that ended for any other reason"),
+    "ledger/outstanding": Metric("groups", "groups admitted and not ended"),
+    "weights/loads": Metric("loads", "weight versions that the rollout engines have loaded"),
+    "weights/failures": Metric("loads", "loads that failed or were not proven"),
+    "weights/swap_pause_s": Metric("s", "time that engines were paused for loads, since the run began"),
+    "weights/prefill_again_s": Metric("s", "time spent on prefilling running requests again after loads"),
+    "weights/prefill_again_tokens": Metric("tokens", "tokens prefilled again after loads"),
+    "weights/probe_gap": Metric("nats", "largest logprob difference between trainer and engine on the probe (WS4)"),
+}
+"""By name; each part between slashes may be a template such as `<set>`."""
+
+
+def metric_of(name: str) -> Metric | None:
+    """The declaration that a metric's name matches, exactly or by template; None when there is none."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((metric for template, metric in METRICS.items() if _pattern(template).fullmatch(name)), None)
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(
+        "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in re.split("(<[^>]+>)", template))
+    )
+
+
+def split_numbers(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """What can be logged, as floats, and for each name that cannot, why."""
+    accepted: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, value in metrics.items():
+        if not isinstance(value, numbers.Real | np.bool_):
+            refused[name] = f"it is a {type(value).__name__}, expected one number; reduce it first"
+            continue
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            accepted[name] = number
+        else:
+            refused[name] = f"it is {number}, expected a finite number; leave an absent value out"
+    return accepted, refused

@@ -1,0 +1,29 @@
+"""The monitors that `monitors[].type` may name.
+
+A monitor is built as `component(config_node, directory=RunDirectory, outline=RunOutline)` and does nothing before its first
+`log`; the hub then isolates it (RR9).
+"""
+
+from relax.config.table import ComponentTable, Entry
+
+MONITORS = ComponentTable(
+    "monitor",
+    {
+        "console": Entry(
+            "relax.services.monitors.config:ConsoleConfig",
+            "relax.services.monitors.console:ConsoleMonitor",
+            "progress on the terminal: a live table, or plain lines in a log",
+        ),
+        "jsonl": Entry(
+            "relax.services.monitors.config:JsonlConfig",
+            "relax.services.monitors.jsonl:JsonlMonitor",
+            "one JSON object per step in metrics.jsonl of the run directory",
+        ),
+        "tensorboard": Entry(
+            "relax.services.monitors.config:TensorboardConfig",
+            "relax.services.monitors.tensorboard:TensorboardMonitor",
+            "event files for TensorBoard in the run directory",
+        ),
+    },
+    imported="relax.services.monitors.config:ImportedMonitorConfig",
+)

@@ -1,0 +1,113 @@
+"""One monitor, isolated: its own thread, event loop and bounded queue (RR9, L4, L7).
+
+Made by the hub. Whatever a monitor does (block, raise, hang, exit) happens on its own thread: `put` returns at once, a slow
+monitor loses its oldest entries, a broken one is switched off with one message, a hung one is left behind at the end.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from relax.core.protocol import Monitor
+
+Report = Callable[[str], None]
+"""Takes one sentence for a person; called from the monitor's thread."""
+
+
+class MonitorThread:
+    """The thread starts with the first entry. `ended` completes when it is over: after `finish`, or when the monitor broke."""
+
+    def __init__(
+        self, name: str, monitor: Monitor, report: Report, max_waiting: int = 256, call_timeout_s: float = 60.0
+    ) -> None:
+        self.name = name
+        self.dropped = 0
+        self.ended: Future[None] = Future()
+        self._monitor, self._report = monitor, report
+        self._max_waiting, self._call_timeout_s = max_waiting, call_timeout_s
+        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._off = False
+
+    @property
+    def waiting(self) -> int:
+        """Entries that the monitor has not begun with."""
+        return len(self._waiting)
+
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand over an entry; drops the oldest one when the queue is full, and every one once the monitor is off."""
+        with self._changed:
+            if self._off or self._closing:
+                return
+            if len(self._waiting) >= self._max_waiting:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append((step, metrics))
+            self._start()
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Log what waits, close the monitor, end the thread; `ended` tells when. The monitor is closed even if it logged nothing."""
+        with self._changed:
+            self._closing = True
+            self._start()
+            self._changed.notify()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=f"monitor-{self.name}", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                is_well = True
+                while is_well and (entry := self._next()) is not None:
+                    is_well = self._attempt(
+                        runner, "log", lambda step, metrics: self._monitor.log(step, metrics), *entry
+                    )
+                self._switch_off()
+                if not self._attempt(runner, "close", lambda: self._monitor.close(), quiet=not is_well):
+                    return
+        finally:
+            self.ended.set_result(None)
+
+    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+        """The oldest entry; None once there is none left and `finish` was called."""
+        with self._changed:
+            # No deadline: between two steps, however long they take, a monitor has nothing to do.
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    def _attempt(
+        self, runner: asyncio.Runner, verb: str, call: Callable[..., object], *args: object, quiet: bool = False
+    ) -> bool:
+        """Whether one call of the monitor went well. Any way out of it, `SystemExit` included, is the monitor's own fault."""
+        try:
+            runner.run(self._bounded(call, *args))
+        except BaseException as error:
+            if not quiet:
+                reason = (
+                    f"no answer within {self._call_timeout_s:g} s"
+                    if isinstance(error, TimeoutError)
+                    else f"{type(error).__name__}: {error}"
+                )
+                self._report(
+                    f"monitor {self.name!r} is switched off, {verb} failed: {reason}; the run goes on without it"
+                )
+            return False
+        return True
+
+    async def _bounded(self, call: Callable[..., object], *args: object) -> None:
+        async with asyncio.timeout(self._call_timeout_s):
+            await call(*args)  # type: ignore[misc]
+
+    def _switch_off(self) -> None:
+        with self._changed:
+            self._off = True
+            self._waiting.clear()

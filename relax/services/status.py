@@ -1,0 +1,100 @@
+"""How a run stands, read from its directory: by anyone, during the run and after it.
+
+Read by `relax status`. The lock says whether a process owns the run now, `status.json` where its gate stands, the ledger what
+has been measured.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from relax.config.tree import RunConfig
+from relax.core.message import Json
+from relax.services.directory import RunDirectory
+from relax.services.ledger import Ledger
+from relax.services.outline import outline_of
+from relax.training.checkpoint import CheckpointStore
+
+RunState = Literal["running", "finished", "unfinished", "empty"]
+"""`unfinished`: no process owns it, and it can be resumed. `empty`: it has not finished a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """`metrics` holds the newest value of every metric; `gate` is what the controller last said; `age_s` is how old that is."""
+
+    run: str
+    directory: str
+    state: RunState
+    owner: int | None
+    stage: str
+    step: int
+    total: int
+    age_s: float | None
+    gate: dict[str, Json]
+    account: dict[str, Json]
+    evaluations: dict[str, dict[str, float]]
+    metrics: dict[str, float]
+    checkpoint: str | None
+    quarantined: int
+
+
+def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
+    """A snapshot. Reads only."""
+    outline = outline_of(config)
+    gate = _read_json(directory)
+    metrics, account, evaluations, step = _read_ledger(config, directory)
+    step = max(step, int(gate.get("step", 0)))
+    owner = directory.owner
+    newest = CheckpointStore(directory.checkpoints).newest()
+    state: RunState = "unfinished" if step else "empty"
+    if directory.is_finished:
+        state = "finished"
+    elif owner is not None:
+        state = "running"
+    return RunStatus(
+        run=config.run.name,
+        directory=str(directory.root),
+        state=state,
+        owner=owner,
+        stage=outline.stages[outline.index_of(min(step, outline.total - 1))].name,
+        step=step,
+        total=outline.total,
+        age_s=max(0.0, time.time() - directory.status.stat().st_mtime) if directory.status.exists() else None,
+        gate={key: gate[key] for key in ("taken", "outstanding", "live", "closing") if key in gate},
+        account=gate.get("account") or account,
+        evaluations=evaluations,
+        metrics=metrics,
+        checkpoint=str(newest) if newest is not None else None,
+        quarantined=len(directory.quarantine.read_text("utf-8").splitlines()) if directory.quarantine.exists() else 0,
+    )
+
+
+def _read_json(directory: RunDirectory) -> dict[str, Json]:
+    """`status.json`; it is replaced whole, so it is there whole or not at all."""
+    try:
+        found: dict[str, Json] = json.loads(directory.status.read_text("utf-8"))
+        return found
+    except FileNotFoundError:
+        return {}
+
+
+def _read_ledger(
+    config: RunConfig, directory: RunDirectory
+) -> tuple[dict[str, float], dict[str, Json], dict[str, dict[str, float]], int]:
+    """Newest metrics, the account, the newest evaluation of each set, and how many steps were measured."""
+    if not directory.ledger.exists():
+        return {}, {}, {}, 0
+    ledger = Ledger(directory.ledger, read_only=True)
+    try:
+        evaluations: dict[str, dict[str, float]] = {}
+        for item in config.eval.sets:
+            points = ledger.metric(f"eval/{item.name}/reward")
+            if points:
+                evaluations[item.name] = {"step": points[-1][0], "reward": points[-1][1]}
+        steps = ledger.metric("train/applied")
+        metrics = {name: value for name, value in ledger.last_metrics().items() if value is not None}
+        return metrics, ledger.note("account") or {}, evaluations, steps[-1][0] + 1 if steps else 0
+    finally:
+        ledger.close()
