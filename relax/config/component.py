@@ -41,8 +41,9 @@ class Component:
     def resolve(self, value: Any) -> Any:
         """The node as an instance of its own config class.
 
-        A node is a mapping with a `type` (left out: the usual one, if there is one), a bare `type` (`adamw` is `{type: adamw}`), or an already built config. A plain
-        `ComponentConfig` (the way the tree writes a default) is resolved like a mapping. Raises pydantic errors.
+        A node is a mapping with a `type` (left out: the usual one, if there is one), a bare `type` (`adamw` is
+        `{type: adamw}`), or an already built config. A plain `ComponentConfig` (the way the tree writes a default) is
+        resolved like a mapping. Raises pydantic errors.
         """
         if value is REFUSED:
             return value

@@ -25,6 +25,8 @@ _PLAIN: dict[Any, str] = {
     ByteSize: "bytes",
 }  # fmt: skip
 
+GENERATED = "Generated from the configuration classes by `relax config reference > docs/configuration.md`; do not edit it by hand."
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -75,7 +77,7 @@ def components_of(config_class: type[Config]) -> dict[str, Component]:
 
 def reference_page(root: type[Config] = RunConfig) -> str:
     """The whole reference as Markdown: the tree by section, then every component of every table."""
-    lines = ["# Configuration", "", "Generated from the configuration classes.", ""]
+    lines = ["# Configuration", "", GENERATED, ""]
     rows = describe(root)
     for key, field in fields_of(root).items():
         lines += [f"## `{key}`", "", field.description or "", ""]

@@ -70,7 +70,9 @@ class DataSection(Config):
 class TaskConfig(Config):
     """How trajectories of one task are made and judged."""
 
-    env: Annotated[ComponentConfig, component("relax.tasks.table:ENVIRONMENTS", default="single_turn")] = ComponentConfig(type="single_turn")
+    env: Annotated[ComponentConfig, component("relax.tasks.table:ENVIRONMENTS", default="single_turn")] = (
+        ComponentConfig(type="single_turn")
+    )
     """The environment that answers the policy."""
     rewards: tuple[Annotated[ComponentConfig, component("relax.tasks.table:REWARDS")], ...] = ()
     """Judges of a trajectory; its reward is their weighted sum."""
@@ -132,7 +134,9 @@ class RolloutSection(Config):
     """What happens to running requests when an engine loads new weights (WS6)."""
     replicas: PositiveInt = 1
     """Engines that sample."""
-    engine: Annotated[ComponentConfig, component("relax.engines.table:ENGINES", default="torch")] = ComponentConfig(type="torch")
+    engine: Annotated[ComponentConfig, component("relax.engines.table:ENGINES", default="torch")] = ComponentConfig(
+        type="torch"
+    )
     """The inference engine."""
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling settings of training."""
@@ -152,7 +156,9 @@ class CheckpointSection(Config):
 class TrainingSection(Config):
     """How gradients are made and applied."""
 
-    backend: Annotated[ComponentConfig, component("relax.training.table:BACKENDS", default="torch")] = ComponentConfig(type="torch")
+    backend: Annotated[ComponentConfig, component("relax.training.table:BACKENDS", default="torch")] = ComponentConfig(
+        type="torch"
+    )
     """What computes gradients."""
     optimizer: Optimizer = ComponentConfig(type="adamw")
     """The optimizer, and its learning rate."""

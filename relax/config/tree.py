@@ -56,7 +56,9 @@ class RunConfig(Config):
     """Version of this file's format."""
     run: RunSection = Field(default_factory=RunSection)
     """The run itself: name, folder, seed."""
-    runtime: Annotated[ComponentConfig, component("relax.runtime.table:RUNTIMES", default="local")] = ComponentConfig(type="local")
+    runtime: Annotated[ComponentConfig, component("relax.runtime.table:RUNTIMES", default="local")] = ComponentConfig(
+        type="local"
+    )
     """Where roles live."""
     model: ModelSection
     """The policy that is trained."""

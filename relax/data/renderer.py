@@ -8,6 +8,7 @@ chat template wrote it; whatever users, tools or earlier turns say is tokenised 
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,10 @@ full render's (case E3); merged: of those, the ones whose boundary lies inside a
 guarded: renders in which data spelled a control token (TK4); rewritten: of those, the ones whose template acts on that text."""
 
 
+_RECENT = 256
+"""Conversations whose tokens are remembered."""
+
+
 class TextRenderer:
     """A core `Renderer` for text. `counts` is what happened so far, for metrics.
 
@@ -41,6 +46,8 @@ class TextRenderer:
         self._control_ids = frozenset(self._control.ids.values()) - {tokenizer.unk_token_id}
         self._stops = self._find_stops()
         self.counts: Counter[Count] = Counter()
+        # The siblings of a group ask for the same conversation, one after another.
+        self._encode_pairs = lru_cache(maxsize=_RECENT)(self._encode_pairs_anew)
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -49,9 +56,11 @@ class TextRenderer:
 
     def encode(self, messages: Sequence[Message], generate: bool = True) -> Encoded:
         """The conversation's tokens. Raises DataError for media, and for what the template refuses."""
-        pairs = _text_pairs(messages)
+        return self._encode_pairs(tuple(_text_pairs(messages)), generate)
+
+    def _encode_pairs_anew(self, pairs: tuple[tuple[str, str], ...], generate: bool) -> Encoded:
         guard = self._control.guard(text for _, text in pairs)
-        rendered = self._render(guard, pairs, generate)
+        rendered = self._render(guard, list(pairs), generate)
         return _encoded(self._leading_bos() + self._tokenise(guard, rendered))
 
     def extend(self, history: Sequence[Message], token_ids: Ints, messages: Sequence[Message]) -> Encoded | None:

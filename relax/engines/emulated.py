@@ -325,3 +325,10 @@ class EmulatedEngine:
     def _draw(self) -> float:
         self._draws += 1
         return float(uniforms(self._seed, self._draws)[0])
+
+
+def build_emulated_engine(
+    config: EmulatedEngineConfig, *, clock: Clock, name: str, seed: int, **others: object
+) -> EmulatedEngine:
+    """The engine of a configuration node; `others` are what only real engines need."""
+    return EmulatedEngine(config, clock, name, seed)

@@ -1,4 +1,8 @@
-"""The table of engines. An engine is built as `component(config_node, **dependencies)` by the services."""
+"""The table of engines.
+
+The services build an engine as `component(config_node, model=, vocabulary=, compute=, name=, deterministic=, clock=, seed=)`; each
+takes what it needs.
+"""
 
 from relax.config.table import ComponentTable, Entry
 
@@ -7,12 +11,12 @@ ENGINES = ComponentTable(
     {
         "torch": Entry(
             "relax.engines.config:TorchEngineConfig",
-            "relax.engines.torch.engine:TorchEngine",
+            "relax.engines.torch.engine:build_torch_engine",
             "embedded: continuous batching over any Hugging Face causal LM, on CPU or CUDA",
         ),
         "emulated": Entry(
             "relax.engines.config:EmulatedEngineConfig",
-            "relax.engines.emulated:EmulatedEngine",
+            "relax.engines.emulated:build_emulated_engine",
             "no model: seeded tokens, durations from a distribution on the injected clock",
         ),
     },

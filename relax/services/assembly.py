@@ -144,13 +144,19 @@ class Assembly:
     def probe(self) -> ProbeSource:
         """A short prompt of the policy's own tokens."""
         token_ids = self.renderer.encode([text_message("user", "2+3=5 0123456789")]).token_ids
-        return ProbeSource(frozen(np.array(token_ids, dtype=np.int32)), self.config.weights.probe_tolerance)
+        return ProbeSource(
+            frozen(np.array(token_ids, dtype=np.int32)),
+            self.config.weights.probe_tolerance,
+            self.config.rollout.sampling.temperature,
+        )
 
     # --- engines ---
 
     def engine(self, name: str) -> Any:
         """An inference engine with a model of its own, on a thread of its own; it serves nothing before its first load."""
         node = self.config.rollout.engine
+        if self.config.rollout.max_context_tokens is not None:
+            node = node.model_copy(update={"max_context_tokens": self.config.rollout.max_context_tokens})
         return ENGINES.component(node.type)(
             node,
             model=self.copy_model(),
@@ -158,6 +164,8 @@ class Assembly:
             compute=self.compute(name),
             name=name,
             deterministic=self.config.run.deterministic,
+            clock=self.clock,
+            seed=self.config.run.seed,
         )
 
     @cached_property

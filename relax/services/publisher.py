@@ -24,10 +24,11 @@ class Updater(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeSource:
-    """The prompt whose logprobs prove every load (WS4), as token ids int32[T] with T >= 2."""
+    """The prompt whose logprobs prove every load (WS4): token ids int32[T], T >= 2, and the temperature that the backend divides by."""
 
     token_ids: np.ndarray
     tolerance: float
+    temperature: float
 
     def row(self) -> TrainRow:
         mask = np.ones(len(self.token_ids), dtype=np.bool_)
@@ -80,7 +81,8 @@ class Publisher:
         empty: list[tuple[TrainRow, ...]] = [()]
         shards = [[(row,)], *(empty for _ in range(self._backend.num_replicas - 1))]
         values = self._backend.logprobs(shards)[0][0][0]
-        return Probe(self._probe.token_ids, frozen(np.asarray(values, dtype=np.float32)), self._probe.tolerance)
+        logprobs = frozen(np.asarray(values, dtype=np.float32))
+        return Probe(self._probe.token_ids, logprobs, self._probe.tolerance, self._probe.temperature)
 
     def _notify(self) -> None:
         for updater in self._updaters:

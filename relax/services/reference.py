@@ -28,7 +28,9 @@ async def open_reference(assembly: "Assembly", path: Path, fresh: bool) -> tuple
 
 def _bind(model: object, path: Path, fresh: bool) -> None:
     if not fresh and not path.exists():
-        raise UserError(f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again")
+        raise UserError(
+            f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again"
+        )
     if fresh:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")

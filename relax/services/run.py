@@ -31,6 +31,7 @@ from relax.services.reference import open_reference
 from relax.services.resume import BACKEND_FOLDER, RunState, newest_state
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
 from relax.services.stage import Crew, StageSetup, run_stage
+from relax.services.stall import watch
 from relax.services.summary import write_summary
 from relax.training.checkpoint import CheckpointStore
 
@@ -65,12 +66,17 @@ class Run:
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
         self._ledger = Ledger(self._directory.ledger)
+        self._build()
         try:
-            self._build()
             async with TaskSet("run") as tasks:
                 if self._evaluation is not None:
                     tasks.start("evaluation", self._evaluation.run(), endless=True)
                 tasks.start("monitors", self._hub.run(), endless=True)
+                tasks.start(
+                    "stall watch",
+                    watch(self._progress_mark, self._stall_report, self._config.run.stall_s),
+                    endless=True,
+                )
                 await self._stages()
                 await self._settle_evaluation()
                 await self._projection.flush()
@@ -79,6 +85,7 @@ class Run:
             await self._checkpoint()
             return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=True)
         finally:
+            await self._projection.flush()  # what ended before a failure is what explains it
             await self._assembly.close()
             await self._hub.close()
             self._ledger.close()
@@ -86,6 +93,13 @@ class Run:
     async def stop(self) -> None:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
         await self._controller.request_stop()
+
+    def _progress_mark(self) -> tuple[float, ...]:
+        """Changes whenever anything happens: an event, or work on a compute thread."""
+        return (self._log.last_number, *(compute.busy_s for compute in self._assembly.computes.values()))
+
+    def _stall_report(self) -> str:
+        return f"controller: {dict(self._controller.status())}"
 
     # --- building ---
 
@@ -124,6 +138,7 @@ class Run:
             sets,
             self._config.run.seed,
             self._assembly.max_context_tokens,
+            self._assembly.vocabulary.allowed,
             lambda: self._log.last_number,
             self._report_evaluation,
         )

@@ -25,7 +25,9 @@ stages:
 rollout: {max_staleness: 1, sampling: {max_tokens: 4}}
 eval:
   every: 10
-  sets: [{name: heldout, source: {name: held, type: generator, function: "relax.data.arithmetic:addition", task: addition, args: {split: heldout}}}]
+  sets:
+    - name: heldout
+      source: {name: held, type: generator, function: "relax.data.arithmetic:addition", task: addition, args: {split: heldout}}
 """
 
 WARM_UP, STEPS = 20, 60
@@ -128,12 +130,38 @@ def _group(number: int, step: int, state: str) -> Iterator[LedgerRow]:
     id, stage = group_id(number), "rl" if step >= WARM_UP else "warm-up"
     is_rl, base = stage == "rl", max(step - 1, WARM_UP) if step >= WARM_UP else step
     reason, trained_at = ("", step) if state == "trained" else ("zero_signal", None)
-    yield GroupRow(id, number, stage, "add", number, 0, 0, "addition", base, base + 1, state, reason, trained_at, "user: 07+45=", '"250"')
+    yield GroupRow(
+        id,
+        number,
+        stage,
+        "add",
+        number,
+        0,
+        0,
+        "addition",
+        base,
+        base + 1,
+        state,
+        reason,
+        trained_at,
+        "user: 07+45=",
+        '"250"',
+    )
     for sibling in range(2 if is_rl else 1):
         reward = (float(sibling == 0) if state == "trained" else 0.0) if is_rl else None
         parts = [{"name": "exact", "weight": 1.0, "value": reward, "failure": None, "info": {}}] if is_rl else []
         versions = (f"{base}x4" if sibling == 0 or base == step else f"{base}x3,{step}x1") if is_rl else ""
-        yield TrajectoryRow(f"{id}/{sibling}", number, reward, json.dumps(parts), None, "done", 4, versions, "250" if sibling == 0 else "[251]")
+        yield TrajectoryRow(
+            f"{id}/{sibling}",
+            number,
+            reward,
+            json.dumps(parts),
+            None,
+            "done",
+            4,
+            versions,
+            "250" if sibling == 0 else "[251]",
+        )
         advantage = (0.7 if sibling == 0 else -0.7) if is_rl and state == "trained" else None
         yield SampleRow(f"{id}/{sibling}/0", number, 0, 10, 4, advantage)
 

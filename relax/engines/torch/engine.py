@@ -275,3 +275,17 @@ def _settle(results: list[Result]) -> None:
             future.set_exception(result)
         else:
             future.set_result(result)
+
+
+def build_torch_engine(
+    config: TorchEngineConfig,
+    *,
+    model: Any,
+    vocabulary: Vocabulary,
+    compute: Compute,
+    name: str,
+    deterministic: bool,
+    **others: object,
+) -> TorchEngine:
+    """The engine of a configuration node; `others` are what only other engines need."""
+    return TorchEngine(config, model, vocabulary, compute, name, deterministic)

@@ -19,9 +19,15 @@ def config_text(config: RunConfig) -> str:
     lines = [
         f"# Written by `relax train` at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC.",
         f"# relax {__version__}, python {platform.python_version()}, {installed}",
-        f"# git commit {commit(Path.cwd())} in the working directory, {commit(Path(__file__).parent)} of relax",
+        f"# git commit {_commits()}",
     ]
     return "\n".join([*lines, dump_config(config)])
+
+
+def _commits() -> str:
+    """The working directory's, which holds the user's own code, and that of relax where it is another."""
+    here, ours = commit(Path.cwd()), commit(Path(__file__).parent)
+    return here if here == ours else f"{here} in the working directory, {ours} of relax"
 
 
 def commit(folder: Path) -> str:

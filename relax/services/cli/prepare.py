@@ -74,7 +74,7 @@ def prepare(request: Request) -> list[str]:
     if request.resume:
         if directory.is_new:
             raise UserError(f"there is no run to resume in {directory.root}; leave --resume out to begin it")
-        told.append(_found(directory))
+        told.append(f"going on with a run of {_found(directory)}")
         told += [f"changed since the run began: {change}" for change in request.changes]
     elif not directory.is_new:
         if not request.overwrite and has_trained(directory):

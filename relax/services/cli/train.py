@@ -4,6 +4,7 @@ Everything that can be wrong with a recipe or a directory is found before torch 
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from relax.services.cli.argument import open_ledger
 from relax.services.cli.launch import Outcome, launch
 from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
-from relax.services.cli.screen import messages, output, print_error, print_facts, print_warning
+from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import build_monitors
@@ -76,11 +77,11 @@ def _run(request: Request) -> Outcome:
 
             return launch(Run(config, directory, hub, request.resume), config.run.grace_s, _say)
         except RelaxError as error:
-            log.debug("the run failed", exc_info=True)
+            log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
             raise typer.Exit(2 if isinstance(error, UserError) else 1) from error
         except Exception:
-            log.debug("the run failed", exc_info=True)
+            log.info("the run failed", exc_info=True)
             raise
 
 
@@ -91,7 +92,9 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
     if step is None:
         following = "mend the cause and start it again; no checkpoint had been written"
     if isinstance(error, InvariantError):
-        following = f"this is a bug in relax: please report it with that log; meanwhile: {following}"
+        following = "this is a bug in relax, please report it with the log" + (
+            f"; or {following}" if step is not None else ""
+        )
     print_error(
         str(error), *error.__notes__ if hasattr(error, "__notes__") else (), f"log:  {log_path}", f"next: {following}"
     )
@@ -155,4 +158,5 @@ def print_curve(config: RunConfig, directory: RunDirectory) -> None:
 
 
 def _say(text: str) -> None:
-    messages().print(Text(text), soft_wrap=True)
+    """A line on standard error, above a live table where there is one: a console of our own would write into it."""
+    print(text, file=sys.stderr, flush=True)

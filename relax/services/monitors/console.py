@@ -22,6 +22,8 @@ from relax.services.outline import RunOutline
 
 MAX_WIDTH = 100
 """A wider table is harder to read, not easier."""
+_ECHO_WIDTH = 3
+"""Columns left free at the right for the `^C` that a terminal writes behind the table, which would else break a line."""
 
 
 class ConsoleMonitor:
@@ -76,7 +78,7 @@ class ConsoleMonitor:
             return self._progress.view(self._clock())
 
     def _table(self) -> RenderableType:
-        return progress_table(self._view())
+        return progress_table(self._view(), min(self._console.width - _ECHO_WIDTH, MAX_WIDTH))
 
     def _is_due(self, view: View) -> bool:
         last, config = self._printed, self._config
@@ -104,13 +106,13 @@ def progress_line(view: View) -> str:
     if view.tokens_per_second is not None:
         parts.append(f"{view.tokens_per_second:,.0f} tok/s")
     if view.left_s is not None:
-        parts.append(f"{duration(view.left_s)} left")
+        parts.append(f"{duration(view.left_s)} left{_in_stage(view)}")
     line = "  ".join(parts)
     return f"{line}\n  idle  {_idle(view)}" if view.idle else line
 
 
-def progress_table(view: View) -> RenderableType:
-    """The live table, five or six lines."""
+def progress_table(view: View, width: int) -> RenderableType:
+    """The live table, `width` columns wide and about eight lines high."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(style="bold", width=9, no_wrap=True)
     grid.add_column(ratio=1)
@@ -133,9 +135,9 @@ def progress_table(view: View) -> RenderableType:
         grid.add_row("rollout", "   ".join(rollout))
     if view.idle:
         grid.add_row("idle", _idle(view))
-    left = "" if view.left_s is None else f"   about {duration(view.left_s)} left in this stage"
+    left = "" if view.left_s is None else f"   about {duration(view.left_s)} left{_in_stage(view)}"
     grid.add_row("time", f"{duration(view.elapsed_s)}{left}")
-    return Panel(grid, title=Text(view.run), title_align="left", width=MAX_WIDTH)
+    return Panel(grid, title=Text(view.run), title_align="left", width=width)
 
 
 def _stage_row(view: View) -> RenderableType:
@@ -152,6 +154,11 @@ def _stage_row(view: View) -> RenderableType:
         f"{100 * view.step // max(view.total, 1)}%",
     )
     return row
+
+
+def _in_stage(view: View) -> str:
+    """How long a later stage takes is not known before it has begun."""
+    return "" if view.stage_number == view.num_stages else " in stage"
 
 
 def _idle(view: View) -> str:

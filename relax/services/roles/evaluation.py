@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax.core.completion import Sampling, Session
+from relax.core.completion import Bools, Sampling, Session
 from relax.core.error import EngineError, TaskError
 from relax.core.id import GroupId, TrajectoryId, evaluation_id, trajectory_id
 from relax.core.message import Prompt
@@ -61,12 +61,14 @@ class Evaluation:
         sets: Sequence[EvaluationSet],
         run_seed: int,
         max_context_tokens: int,
+        allowed: Bools | None,
         number: Callable[[], int],
         report: Callable[[EvaluationResult], None],
         next_number: int = 0,
     ) -> None:
         self._engine, self._store, self._renderer, self._tasks = engine, store, renderer, tasks
         self._sets, self._run_seed, self._max_context_tokens = sets, run_seed, max_context_tokens
+        self._allowed = allowed
         self._number, self._report = number, report
         self._requests: asyncio.Queue[EvaluationRequest] = asyncio.Queue(maxsize=2)
         self._loaded: Version | None = None
@@ -142,6 +144,7 @@ class Evaluation:
                     session,
                     max_context_tokens=self._max_context_tokens,
                     max_turns=task.max_turns,
+                    allowed=self._allowed,
                 )
             text = trajectory.response
             reward, parts = await score(prompt, trajectory, task.rewards)

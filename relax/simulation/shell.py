@@ -1,0 +1,291 @@
+"""The bus of a simulated schedule: the real index, its waits as callbacks, every answer compared with the truth.
+
+Called by the simulated roles and the control. It follows `bus.queue`: takes and admissions wait in lines, a change serves
+whom it woke, one timer stands at the earliest lease deadline.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from relax.bus.index import BusIndex
+from relax.bus.row import Receipt, Subscription
+from relax.bus.sampler import FifoSampler
+from relax.bus.state import Change
+from relax.bus.write import CellNote, RowWrite
+from relax.core.column import COLUMNS
+from relax.core.error import InvariantError, LateError
+from relax.core.event import Log
+from relax.core.id import GroupId
+from relax.core.protocol import Sampler
+from relax.simulation.timeline import Timeline, Timer
+from relax.simulation.truth import BusTruth
+from relax.simulation.violation import Violation
+
+CELL_BYTES = 8
+"""The most that one cell of a simulated row takes; groups reserve for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A `take` that waits; `receipt` is set from grant to delivery."""
+
+    consumer: str
+    holder: str
+    max_rows: int
+    granted: Callable[[Receipt], None]
+    receipt: Receipt | None = None
+    has_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    group: GroupId
+    children: int
+    rows: int
+    num_bytes: int
+    admitted: Callable[[], None]
+
+
+class Shell:
+    """One stage's bus. `put_back` is told the groups of trainer leases that came back."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        log: Log,
+        subscriptions: Sequence[Subscription],
+        samplers: Mapping[str, Sampler],
+        max_rows: int,
+        max_bytes: int,
+        put_back: Callable[[Iterable[GroupId]], None],
+    ) -> None:
+        self._timeline = timeline
+        self.max_rows, self.max_bytes = max_rows, max_bytes
+        self.index = BusIndex(COLUMNS, log, max_rows, max_bytes)
+        self.truth = BusTruth(subscriptions, max_rows, max_bytes)
+        self.lines: dict[str, list[Waiter]] = {}
+        self.admissions: list[Admission] = []
+        self.is_closed = False
+        self._samplers = {one.consumer: samplers.get(one.consumer, FifoSampler()) for one in subscriptions}
+        self._lease_s = {one.consumer: one.lease_s for one in subscriptions}
+        self._put_back = put_back
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+        for one in subscriptions:
+            self.lines[one.consumer] = []
+            self.index.subscribe(one)
+
+    # --- waits -------------------------------------------------------------------------------------------------------
+
+    def take(self, consumer: str, holder: str, max_rows: int, granted: Callable[[Receipt], None]) -> Waiter:
+        """Wait for units; `granted` is called once, unless `leave` comes first."""
+        waiter = Waiter(consumer, holder, max_rows, granted)
+        self.lines[consumer].append(waiter)
+        self._serve(consumer)
+        self._arm()
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """The waiter is gone; what it was granted and never got goes back."""
+        waiter.has_left = True
+        if waiter in self.lines[waiter.consumer]:
+            self.lines[waiter.consumer].remove(waiter)
+        if waiter.receipt is not None:
+            self.release(waiter.receipt.lease)
+
+    def poke(self, consumer: str) -> None:
+        self._serve(consumer)
+        self._arm()
+
+    def _serve(self, consumer: str) -> None:
+        candidates = self.index.candidates(consumer)
+        for waiter in list(self.lines[consumer]) if candidates else ():
+            if not candidates:
+                break
+            chosen = list(self._samplers[consumer].choose(candidates, waiter.max_rows))
+            if not chosen:
+                continue
+            receipt = self.index.lease(consumer, waiter.holder, chosen, self._timeline.now)
+            self.truth.leased(receipt, chosen, self._timeline.now)
+            self.lines[consumer].remove(waiter)
+            waiter.receipt = receipt
+            self._timeline.after(0.0, partial(self._deliver, waiter))
+
+    def _deliver(self, waiter: Waiter) -> None:
+        if waiter.has_left or self.is_closed:
+            return
+        receipt, waiter.receipt = waiter.receipt, None
+        assert receipt is not None
+        waiter.granted(receipt)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def put(self, lease: str, writes: Sequence[RowWrite]) -> frozenset[str] | None:
+        """Write rows; returns those that were new, None when the put was refused as late."""
+        held, now = self.truth.is_held(lease), self._timeline.now
+        try:
+            outcome = self.index.put(lease, writes, now)
+        except LateError:
+            self._refused("put", lease, held)
+            return None
+        if not held:
+            raise Violation("TQ4", f"a put under {lease} was accepted, but the lease is no longer held")
+        self.truth.written(lease, outcome.plan, now + self._lease_s[lease.split(":")[0]])
+        for late in outcome.plan.late:
+            if self.truth.is_here(GroupId(late.split("/")[0])):
+                raise Violation("TQ4", f"row {late} was refused as late, but its group is on the bus")
+        self._follow(outcome.change)
+        return frozenset(write.id for write in outcome.plan.fresh)
+
+    def put_again(self, lease: str, writes: Sequence[RowWrite]) -> None:
+        """Write what was just written: equal content changes nothing, other content is an error (TQ4)."""
+        if not self.truth.is_held(lease):
+            return
+        before = self.index.status(0, {}).num_bytes
+        self.put(lease, writes)
+        if self.index.status(0, {}).num_bytes != before:
+            raise Violation("TQ4", f"the same put under {lease} changed the bus")
+        others = [
+            RowWrite(write.id, {name: CellNote("other", note.num_bytes) for name, note in write.cells.items()})
+            for write in writes
+            if write.cells and self.truth.is_here(GroupId(write.id.split("/")[0]))
+        ]
+        try:
+            plan = self.index.put(lease, others[:1], self._timeline.now).plan if others else None
+        except InvariantError:
+            return
+        if plan is not None and not plan.superseded:
+            raise Violation("TQ4", f"{others[0].id} took other content under {lease}: a cell is written once")
+
+    def rows(self, lease: str) -> Sequence[str] | None:
+        """The rows that a lease still holds, None when it is not held."""
+        held = self.truth.is_held(lease)
+        try:
+            return self.index.rows(lease)
+        except LateError:
+            self._refused("fetch", lease, held)
+            return None
+
+    def renew(self, lease: str) -> bool:
+        """False when the lease is no longer held."""
+        held = self.truth.is_held(lease)
+        try:
+            change = self.index.renew(lease, self._timeline.now)
+        except LateError:
+            self._refused("renew", lease, held)
+            return False
+        self.truth.renewed(lease, self._timeline.now + self._lease_s[lease.split(":")[0]])
+        self._follow(change)
+        return True
+
+    def ack(self, lease: str) -> bool:
+        """False when the lease is no longer held."""
+        held = self.truth.is_held(lease)
+        try:
+            change = self.index.ack(lease)
+        except LateError:
+            self._refused("ack", lease, held)
+            return False
+        if not held:
+            raise Violation("TQ4", f"an ack of {lease} was accepted, but the lease is no longer held")
+        self.truth.acked(lease)
+        self._follow(change)
+        return True
+
+    def _refused(self, verb: str, lease: str, held: bool) -> None:
+        if held:
+            raise Violation("TQ4", f"{verb} under {lease} was refused, but the lease is held")
+
+    # --- leases that come back ---------------------------------------------------------------------------------------
+
+    def release(self, lease: str) -> None:
+        leases = [lease] if self.truth.is_held(lease) else []
+        self._returned(leases, self.index.release(lease))
+
+    def drop_holder(self, holder: str) -> None:
+        """A holder died."""
+        for line in self.lines.values():
+            for waiter in [waiter for waiter in line if waiter.holder == holder]:
+                waiter.has_left = True
+                line.remove(waiter)
+        leases = self.truth.held_by(holder)
+        self._returned(leases, self.index.drop_holder(holder))
+
+    def _expire(self) -> None:
+        self._timer = None
+        if not self.is_closed:
+            leases = self.truth.due(self._timeline.now)
+            self._returned(leases, self.index.expire(self._timeline.now))
+
+    def _returned(self, leases: Sequence[str], change: Change) -> None:
+        """What came back is on offer again (TQ2), and the gate hears of what the trainer had taken."""
+        for lease in leases:
+            held = self.truth.returned(lease)
+            if held.consumer == "trainer":
+                self._put_back([GroupId(unit) for unit in sorted(held.units)])
+            offered = {candidate.id for candidate in self.index.candidates(held.consumer)}
+            for unit in held.units:
+                if unit not in offered and not self.truth.is_closed(GroupId(unit.split("/")[0])):
+                    raise Violation("TQ2", f"lease {lease} came back, but {unit} is not on offer again")
+        self._follow(change)
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def admit(self, admission: Admission) -> None:
+        """Make the group's row now, or once there is space (TQ5)."""
+        self.index.check_admission(
+            admission.group, ("prompt", "base"), admission.children, admission.rows, admission.num_bytes
+        )
+        self.admissions.append(admission)
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self.admissions and self.index.fits(self.admissions[0].rows, self.admissions[0].num_bytes):
+            first = self.admissions.pop(0)
+            note = CellNote(str(first.group), CELL_BYTES)
+            cells = {"prompt": note, "base": note}
+            change = self.index.admit(first.group, cells, first.children, first.rows, first.num_bytes)
+            self.truth.admitted(first.group, cells, first.children, (first.rows, first.num_bytes))
+            self._follow(change)
+            first.admitted()
+
+    def end(self, group: GroupId) -> None:
+        self.truth.closed(group)
+        self._follow(self.index.end(group))
+
+    def settle(self, groups: Sequence[GroupId]) -> None:
+        for group in groups:
+            self.truth.closed(group)
+        self._follow(self.index.settle(groups))
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check_space(self) -> None:
+        """What is stored stays within what was reserved, and that within the bounds (TQ5)."""
+        status = self.index.status(len(self.admissions), {})
+        if status.charged_rows > self.max_rows or status.charged_bytes > self.max_bytes:
+            raise Violation("TQ5", f"the bus holds {status.charged_rows} rows and {status.charged_bytes} bytes")
+
+    def _follow(self, change: Change) -> None:
+        if change.dropped:
+            self.truth.dropped(change.dropped)
+        for consumer in change.woken:
+            self._serve(consumer)
+        self._admit_waiting()
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.index.next_deadline()
+        if deadline is None or self.is_closed:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None or self._timer_at > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = deadline
+            self._timer = self._timeline.after(max(0.0, deadline - self._timeline.now), self._expire)

@@ -1,0 +1,137 @@
+"""Whole runs on the local runtime, with a real model, a real engine and a real trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relax.core.error import UserError
+from tests.e2e.tiny import final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+async def test_rule_st1_and_ac1_hold_in_the_ledger(tmp_path: Path, staleness: int) -> None:
+    config = tiny_config(tmp_path, rollout={**tiny_tree(tmp_path)["rollout"], "max_staleness": staleness})
+    summary, hub = await train(config)
+    ledger = open_ledger(config)
+    assert ledger.counts() == {"trained": 3 * 16 + 5 * 4}
+    assert ledger.staleness_violations({"warm-up": staleness, "rl": staleness}) == []
+    for step in range(8):
+        metrics = hub.metrics[step]
+        ended = sum(metrics[f"ledger/{state}"] for state in ("trained", "filtered", "failed", "dropped"))
+        assert metrics["ledger/admitted"] == ended + metrics["ledger/outstanding"]
+    assert max(hub.metrics[step]["staleness/max"] for step in range(3, 8)) <= staleness
+    assert summary["steps"] == 8
+    ledger.close()
+
+
+async def test_rule_ac2_no_record_is_trained_twice_in_a_pass(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    await train(config)
+    ledger = open_ledger(config)
+    keys = ledger.trained_keys()
+    assert len(keys) == len(set(keys))
+    ledger.close()
+
+
+async def test_engine_and_trainer_agree_on_policy(tmp_path: Path) -> None:
+    """Fresh tokens have the logprobs that the trainer computes, to 1e-4 in fp32."""
+    config = tiny_config(tmp_path, rollout={**tiny_tree(tmp_path)["rollout"], "max_staleness": 0})
+    _, hub = await train(config)
+    gaps = [
+        hub.metrics[step]["policy/logprob_gap_max"]
+        for step in range(3, 8)
+        if "policy/logprob_gap_max" in hub.metrics[step]
+    ]
+    assert gaps
+    assert max(gaps) < 1e-4
+
+
+def deterministic(tmp_path: Path, name: str, **sections: Any) -> Any:
+    tree = tiny_tree(tmp_path)
+    run = {**tree["run"], "deterministic": True, "name": name}
+    return tiny_config(tmp_path / name, run=run, rollout={**tree["rollout"], "max_staleness": 0}, **sections)
+
+
+def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+async def test_rule_de2_two_runs_end_with_the_same_bits_and_so_does_strict_mode(tmp_path: Path) -> None:
+    plain, again = deterministic(tmp_path, "plain"), deterministic(tmp_path, "again")
+    strict = deterministic(tmp_path, "strict", runtime={"type": "local", "strict": True})
+    for config in (plain, again, strict):
+        await train(config)
+    assert_same_bits(final_weights(plain), final_weights(again))
+    assert_same_bits(final_weights(plain), final_weights(strict))
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 4])
+async def test_rule_rr3_a_stopped_run_resumes_to_the_same_bits_and_prompts(tmp_path: Path, stop_after: int) -> None:
+    whole, halved = deterministic(tmp_path, "whole"), deterministic(tmp_path, "halved")
+    await train(whole)
+    stopped, _ = await train(halved, stop_after=stop_after)
+    assert (run_root(halved) / "stopped.json").exists()
+    assert stopped["steps"] == stop_after + 1
+    await train(halved, resume=True)
+    assert_same_bits(final_weights(whole), final_weights(halved))
+    first, second = open_ledger(whole), open_ledger(halved)
+    assert first.trained_keys() == second.trained_keys()
+    assert first.metric("train/learning_rate") == second.metric("train/learning_rate")
+    first.close()
+    second.close()
+
+
+async def test_rule_rr3_resume_forgets_what_followed_the_checkpoint(tmp_path: Path) -> None:
+    """Killed after its last checkpoint: the ledger is cut back, and the groups in flight run again under their own numbers."""
+    config = tiny_config(tmp_path)
+    await train(config)
+    for path in sorted((run_root(config) / "checkpoints").glob("step-*"))[1:]:
+        for file in path.glob("complete.json"):
+            file.unlink()
+    await train(config, resume=True)
+    ledger = open_ledger(config)
+    assert ledger.counts() == {"trained": 3 * 16 + 5 * 4}
+    assert len(ledger.trained_keys()) == len(set(ledger.trained_keys()))
+    ledger.close()
+
+
+async def test_kl_in_the_loss_runs_the_reference_role(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    tree["stages"][1]["algorithm"]["kl_weight"] = 0.1
+    config = tiny_config(tmp_path, stages=tree["stages"])
+    _, hub = await train(config)
+    assert (run_root(config) / "reference" / "rl.safetensors").exists()
+    values = [
+        hub.metrics[step]["policy/kl_reference"] for step in range(3, 8) if "policy/kl_reference" in hub.metrics[step]
+    ]
+    assert values[0] == pytest.approx(0.0, abs=1e-5)
+    assert max(values) > 0.0
+
+
+async def test_a_zero_signal_filter_ends_groups_before_anything_else_is_computed(tmp_path: Path) -> None:
+    """An untrained policy answers nothing right: every group is filtered, and the run says so instead of spinning."""
+    tree = tiny_tree(tmp_path)
+    stage = {**tree["stages"][1], "algorithm": {"type": "dapo", "group_size": 4}, "max_lost_groups": 8}
+    config = tiny_config(tmp_path, stages=[stage], tasks={"addition": {"rewards": [{"type": "exact"}]}})
+    with pytest.raises(UserError, match="no group to train"):
+        await train(config)
+
+
+def broken_reward(response: str) -> float:
+    raise ValueError("no opinion")
+
+
+async def test_case_a21_a_reward_that_always_fails_stops_the_run_with_its_reason(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    stage = {**tree["stages"][1], "max_lost_groups": 8}
+    rewards = [{"type": "tests.e2e.test_train:broken_reward"}]
+    config = tiny_config(tmp_path, stages=[stage], tasks={"addition": {"rewards": rewards}})
+    with pytest.raises(UserError, match="no opinion"):
+        await train(config)
+    ledger = open_ledger(config)
+    assert ledger.counts()["failed"] >= 24
+    ledger.close()
