@@ -20,7 +20,7 @@ from relax.algorithms.grpo import build_grpo
 from relax.algorithms.supervised import build_supervised
 from relax.core.algorithm import Algorithm
 from relax.core.batch import ForwardBackward, TrainRow
-from relax.core.completion import Sampling, Session, frozen
+from relax.core.completion import PROMPT, Sampling, Session, frozen
 from relax.core.id import GroupId, group_id, sample_id, trajectory_id
 from relax.core.message import Prompt
 from relax.core.protocol import GroupOutcome
@@ -57,7 +57,7 @@ WARM_LOSS = 0.35  # nats per token at which the warm-up ends: about a quarter of
 
 
 def main(
-    warmup_steps: int = 1000, rl_steps: int = 200, prompts_per_step: int = 64, group_size: int = 8, seed: int = 0
+    warmup_steps: int = 1000, rl_steps: int = 200, prompts_per_step: int = 64, group_size: int = 8, seed: int = 2
 ) -> "History":
     """Train, printing as it goes; returns what happened at every step."""
 
@@ -151,7 +151,7 @@ def demonstrate(parts: Parts, prompt: Prompt, number: int, algorithm: Algorithm)
 async def reinforce(parts: Parts, steps: int, prompts_per_step: int, group_size: int, history: History) -> None:
     """Sample, score, compare, train, publish; then again with the new weights."""
     algorithm = build_grpo(GrpoConfig(group_size=group_size))
-    parts.backend.begin(AdamWConfig(lr=4e-4), ConstantConfig(), total_steps=steps)
+    parts.backend.begin(AdamWConfig(lr=4e-4), ConstantConfig(warmup_steps=10), total_steps=steps)
     version = Version(number=0)
     await publish(parts, version)
     for step in range(steps):
@@ -162,7 +162,8 @@ async def reinforce(parts: Parts, steps: int, prompts_per_step: int, group_size:
         result, _ = await update(parts, algorithm, rows)
         history.rewards.append(float(np.mean([group.rewards for group in groups])))
         history.gaps.append(result.measures["policy/logprob_gap_max"].value)
-        history.versions.append({int(stamp) for group in groups for stamp in group.versions()})
+        stamps = (one.segments[0].versions.tolist() for group in groups for one in group.trajectories)
+        history.versions.append(set().union(*stamps) - {PROMPT})
         print(f"step {step + 1:4d}  reward {history.rewards[-1]:.3f}  sampled by {version}")
         version = version.next()  # a version counts published steps
         await publish(parts, version)
@@ -175,10 +176,6 @@ class Group:
     number: int
     trajectories: Sequence[Trajectory]
     rewards: Sequence[float]
-
-    def versions(self) -> np.ndarray:
-        """The weight version of each sampled token."""
-        return np.concatenate([one.segments[0].versions[one.segments[0].mask] for one in self.trajectories])
 
 
 async def sample_group(parts: Parts, prompt: Prompt, number: int, version: Version, group_size: int) -> Group:
@@ -209,7 +206,6 @@ def group_rows(group: Group, algorithm: Algorithm) -> list[TrainRow]:
     """A training row for each sibling: the sampled ids as they are, and the columns that the loss reads."""
     lengths = np.array([trajectory.num_sampled for trajectory in group.trajectories])
     truncated = np.array([trajectory.end == "truncated" for trajectory in group.trajectories])
-    assert algorithm.advantages is not None
     advantages = algorithm.advantages(GroupOutcome(np.array(group.rewards), lengths, truncated))
     weights = algorithm.aggregate.token_weights(lengths)
     rows = []

@@ -169,12 +169,30 @@ def _footer(curve: Curve, begin: int | None, columns: int, has_reward: bool) -> 
         text = str(step)
         start = min(max(_column(step, curve.total, columns) - len(text) // 2, 0), columns - len(text))
         ticks[start : start + len(text)] = text
-    lines = [f"{'':>6} +{''.join(axis)}", f"{'':>8}{''.join(ticks)}".rstrip()]
+    lines = [f"{'':>6} +{''.join(axis)}", f"{'step':>6}  {''.join(ticks)}".rstrip()]
     if begin is not None:
-        label = f"^ RL begins (step {curve.rl_begins})"
-        start = begin if begin + len(label) <= columns else max(begin - len(label) + 1, 0)
-        text = label if start == begin else f"RL begins (step {curve.rl_begins}) ^"
-        lines.insert(1, f"{'':>8}{' ' * start}{text}")
+        lines.insert(1, f"{'':>8}{_label(curve.rl_begins or 0, begin, columns)}")
     legend = [". training reward"] if has_reward else []
     legend += [f"{MARKS[i % len(MARKS)]} {name} (evaluation)" for i, name in enumerate(curve.evaluations)]
-    return [*lines, f"{'':>8}{'   '.join(legend)}   x axis: step".rstrip()]
+    return [*lines, *(f"{'':>8}{line}" for line in _packed(legend, columns))]
+
+
+def _label(step: int, column: int, columns: int) -> str:
+    """A `^` under `column`, with what it means beside it as far as there is room."""
+    long, short = f"RL begins (step {step})", "RL begins"
+    if column + len(long) + 2 <= columns:
+        return f"{' ' * column}^ {long}"
+    if len(long) + 1 <= column:
+        return f"{long} ^".rjust(column + 1)
+    return f"{' ' * column}^ {short}"[:columns]
+
+
+def _packed(parts: Sequence[str], columns: int) -> list[str]:
+    """As many parts on a line as fit."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= columns:
+            lines[-1] += f"   {part}"
+        else:
+            lines.append(part[:columns])
+    return lines

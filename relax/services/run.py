@@ -66,7 +66,12 @@ class Run:
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
         self._ledger = Ledger(self._directory.ledger)
-        self._build()
+        try:
+            self._build()
+        except BaseException:
+            await self._assembly.close()
+            self._ledger.close()
+            raise
         try:
             async with TaskSet("run") as tasks:
                 if self._evaluation is not None:

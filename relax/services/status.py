@@ -12,8 +12,8 @@ from typing import Literal
 from relax.config.tree import RunConfig
 from relax.core.message import Json
 from relax.services.directory import RunDirectory
-from relax.services.ledger import Ledger
 from relax.services.outline import outline_of
+from relax.services.reader import open_ledger
 from relax.training.checkpoint import CheckpointStore
 
 RunState = Literal["running", "finished", "unfinished", "empty"]
@@ -86,8 +86,7 @@ def _read_ledger(
     """Newest metrics, the account, the newest evaluation of each set, and how many steps were measured."""
     if not directory.ledger.exists():
         return {}, {}, {}, 0
-    ledger = Ledger(directory.ledger, read_only=True)
-    try:
+    with open_ledger(directory) as ledger:
         evaluations: dict[str, dict[str, float]] = {}
         for item in config.eval.sets:
             points = ledger.metric(f"eval/{item.name}/reward")
@@ -96,5 +95,3 @@ def _read_ledger(
         steps = ledger.metric("train/applied")
         metrics = {name: value for name, value in ledger.last_metrics().items() if value is not None}
         return metrics, ledger.note("account") or {}, evaluations, steps[-1][0] + 1 if steps else 0
-    finally:
-        ledger.close()

@@ -52,7 +52,7 @@ class EngineSetting:
 
 @dataclass(frozen=True, slots=True)
 class RoleSetting:
-    """`stall_rate` is a holder's chance to outlive its lease; `lease_share` scales rollout leases (below 1 they may expire)."""
+    """`stall_rate` is a holder's chance to outlive its lease; `lease_share` scales rollout leases against a sibling's time limit."""
 
     rollouts: int
     rewards: int
@@ -96,8 +96,8 @@ def _stage(random: Random, num_stages: int) -> StageSetting:
         steps=random.randint(2, steps),
         groups_per_step=groups_per_step,
         max_staleness=max_staleness,
-        siblings=random.randint(1, 4),
-        turns=random.randint(1, 3),
+        siblings=random.choice((1, 2, 2, 3, 4)),
+        turns=random.choice((1, 1, 2, 3)),
         max_lost=random.choice((1, 1, 2, 3, 1000)),
         short_rate=_rate(random, 0.1, 0.3),
         filter_rate=_rate(random, 0.1, 0.4, 0.7),
@@ -132,7 +132,7 @@ def _role(random: Random) -> RoleSetting:
         timeout_s=random.choice((8.0, 20.0, 60.0)),
         max_attempts=random.randint(1, 3),
         stall_rate=_rate(random, 0.02, 0.1),
-        lease_share=random.choice((0.4, 1.2, 1.2)),
+        lease_share=random.choice((1.2, 2.0)),
         reward_failure=_rate(random, 0.05, 0.2),
         crashes=random.choice((0, 0, 2, 4)),
         trainer_crashes=random.choice((0, 0, 1, 3)),

@@ -75,6 +75,8 @@ class Shell:
         for one in subscriptions:
             self.lines[one.consumer] = []
             self.index.subscribe(one)
+        self.ready = {one.consumer: self.index.candidates(one.consumer) for one in subscriptions}
+        """What each consumer could lease now; the index keeps these lists up to date."""
 
     # --- waits -------------------------------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Shell:
         self._arm()
 
     def _serve(self, consumer: str) -> None:
-        candidates = self.index.candidates(consumer)
+        candidates = self.ready[consumer]
         for waiter in list(self.lines[consumer]) if candidates else ():
             if not candidates:
                 break

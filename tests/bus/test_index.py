@@ -203,6 +203,26 @@ def test_rule_tq2_settled_rows_wait_for_the_last_reader(
     check_replay(index, columns)
 
 
+def test_rule_tq2_nothing_of_a_settled_group_is_offered_again(index: BusIndex, columns: dict[str, Column]) -> None:
+    index.subscribe(ROLLOUT)
+    index.subscribe(REWARD)
+    index.subscribe(Subscription("sink", Table.trajectory, ("reward",)))
+    admit(index)
+    rollout = take(index, "rollout").lease
+    index.put(rollout, sibling(0) + sibling(1), 0)
+    index.ack(take(index, "reward", count=1).lease)
+    reader = take(index, "reward", count=1).lease
+    index.settle([G])
+    index.put(reader, [write(f"{G}/1", "reward")], 0)
+    assert ids(index, "sink") == []
+    assert index.release(reader).woken == {}
+    assert ids(index, "reward") == []
+    index.subscribe(Subscription("late", Table.trajectory, ("token_ids",)))
+    assert ids(index, "late") == []
+    check_replay(index, columns)
+    assert len(index.release(rollout).dropped) == 5
+
+
 def test_rule_tq2_a_role_that_restarts_subscribes_again(index: BusIndex) -> None:
     index.subscribe(ROLLOUT)
     admit(index)
@@ -257,6 +277,17 @@ def test_rule_tq3_a_group_waits_for_declared_samples(index: BusIndex) -> None:
     index.put(lease, [write(f"{G}/0", children=2)], 0)
     assert ids(index, "trainer") == []
     index.put(lease, [write(f"{G}/0/1", "span")], 0)
+    assert ids(index, "trainer") == [G]
+
+
+def test_rule_tq3_a_trajectory_that_declared_nothing_holds_its_group_back(index: BusIndex) -> None:
+    index.subscribe(ROLLOUT)
+    index.subscribe(TRAINER)
+    admit(index)
+    lease = take(index, "rollout").lease
+    index.put(lease, [write(G, "kept"), *sibling(0), write(f"{G}/1", "token_ids")], 0)
+    assert ids(index, "trainer") == []
+    index.put(lease, [write(f"{G}/1", children=0)], 0)
     assert ids(index, "trainer") == [G]
 
 

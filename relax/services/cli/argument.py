@@ -4,16 +4,13 @@ An argument of the form `key.path=value` is an override unless a file has that n
 """
 
 import re
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from relax.config.load import load_config
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.services.directory import RunDirectory
-from relax.services.ledger import Ledger
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
 
@@ -43,17 +40,3 @@ def _runs_near(path: Path) -> str:
         if found:
             return f"there is {', '.join(str(run) for run in found[-5:])}"
     return "give the folder that `relax train` printed, e.g. runs/quickstart"
-
-
-@contextmanager
-def open_ledger(directory: RunDirectory) -> Iterator[Ledger]:
-    """The ledger of a run, for reading. Raises UserError when there is none yet, or it cannot be read."""
-    ledger = Ledger(directory.ledger, read_only=True)
-    try:
-        yield ledger
-    except sqlite3.Error as error:
-        raise UserError(
-            f"{directory.ledger} cannot be read: {error}; if the run is just starting, try again"
-        ) from error
-    finally:
-        ledger.close()

@@ -16,7 +16,7 @@ from relax.services.cli.argument import open_run, split_arguments
 from relax.services.cli.config import load_arguments
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
-from relax.services.ledger import Ledger
+from relax.services.reader import open_ledger
 from relax.training.checkpoint import CheckpointStore, read_meta
 
 MAX_DIFFERENCES = 10
@@ -101,12 +101,9 @@ def has_trained(directory: RunDirectory) -> bool:
 def _steps(directory: RunDirectory) -> int:
     if not directory.ledger.exists():
         return 0
-    ledger = Ledger(directory.ledger)  # the lock is held, so nobody else writes it
-    try:
+    with open_ledger(directory) as ledger:
         applied = ledger.metric("train/applied")
         return applied[-1][0] + 1 if applied else 0
-    finally:
-        ledger.close()
 
 
 def resumable_step(directory: RunDirectory) -> int | None:

@@ -7,8 +7,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relax.services.cli.argument import open_ledger, open_run
+from relax.services.cli.argument import open_run
 from relax.services.cli.screen import output, print_facts
+from relax.services.reader import open_ledger
 from relax.services.show import EvaluationView, GroupView, TrajectoryView, read_group
 
 app = typer.Typer(no_args_is_help=True, help="Look at one thing that a run did.", rich_markup_mode=None)

@@ -15,7 +15,6 @@ from relax.config.tree import RunConfig, warnings_of
 from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.message import Json
 from relax.services.check import check_run
-from relax.services.cli.argument import open_ledger
 from relax.services.cli.launch import Outcome, launch
 from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
@@ -24,6 +23,7 @@ from relax.services.curve import read_curve, text_curve
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import build_monitors
 from relax.services.outline import outline_of
+from relax.services.reader import open_ledger
 
 MAX_CHART_WIDTH = 100
 

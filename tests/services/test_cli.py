@@ -1,0 +1,432 @@
+"""The command line as a person meets it: what it prints, its exit codes, and never a traceback for a mistake of theirs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from relax.services import cli
+from relax.services.ledger import Ledger
+from tests.services import fake_run
+from tests.services.story import STEPS, story_config, story_directory, write_recipe, write_story
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Relax = Callable[..., Done]
+
+
+@pytest.fixture
+def relax(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Relax:
+    """Runs one command in this process, with a made-up run in place of training; FAKE_RUN says what it does."""
+    monkeypatch.setitem(sys.modules, "relax.services.run", fake_run)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*arguments: object, fake: str = "finish") -> Done:
+        monkeypatch.setenv("FAKE_RUN", fake)
+        code: object = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return Done(int(code or 0), out, err)  # type: ignore[call-overload]
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where the recipe's run lives."""
+    return tmp_path / "runs" / "story"
+
+
+def test_every_command_has_a_help_made_of_sentences(relax: Relax) -> None:
+    commands = (
+        ["train"],
+        ["eval"],
+        ["status"],
+        ["show", "group"],
+        ["config", "show"],
+        ["config", "check"],
+        ["config", "reference"],
+        ["list"],
+    )
+    for command in commands:
+        done = relax(*command, "--help")
+        assert done.code == 0
+        first = done.out.split("\n\n")[1].strip()
+        assert first[0].isupper()
+        assert first.endswith(".")
+
+
+def test_the_version(relax: Relax) -> None:
+    assert relax("--version").out == "relax 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["list"],
+        ["config", "reference"],
+        ["config", "show", "RECIPE"],
+        ["config", "check", "RECIPE"],
+        ["train", "--help"],
+    ],
+)
+def test_light_commands_load_no_torch(arguments: list[str], recipe: Path) -> None:
+    script = (
+        "import sys\nfrom relax.services.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as end: assert not end.code, end.code\n"
+        "print(*(name for name in ('torch', 'transformers', 'matplotlib', 'tensorboard') if name in sys.modules), file=sys.stderr)"
+    )
+    given = [str(recipe) if argument == "RECIPE" else argument for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *given], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.split() == []
+
+
+def test_lists(relax: Relax) -> None:
+    every = relax("list").out
+    for kind in cli.component.KINDS:
+        one = relax("list", kind).out
+        assert one.strip()
+        assert kind in every
+        assert one.split()[0] in every
+    assert "clipped policy gradient" in relax("list", "algorithms").out
+
+
+def test_a_wrong_kind_gets_a_suggestion(relax: Relax) -> None:
+    done = relax("list", "rewrds")
+    assert done.code == 2
+    assert "did you mean 'rewards'" in done.err
+
+
+# --- config ---
+
+
+def test_config_show_prints_the_whole_tree_with_overrides_in_any_order(relax: Relax, recipe: Path) -> None:
+    first = relax("config", "show", recipe, "stages.rl.steps=7", "run.seed=3")
+    assert relax("config", "show", "run.seed=3", recipe, "stages.rl.steps=7") == first
+    import yaml
+
+    tree = yaml.safe_load(first.out)
+    assert (tree["stages"][1]["steps"], tree["run"]["seed"], tree["weights"]["keep"]) == (7, 3, 2)
+
+
+def test_config_check_says_ok_and_warns(relax: Relax, recipe: Path) -> None:
+    done = relax("config", "check", recipe)
+    assert (done.code, done.err) == (0, "")
+    assert "ok, no warnings. 60 steps: warm-up (supervised, 20 steps), rl (grpo, 40 steps)." in done.out
+    done = relax("config", "check", recipe, "stages.rl.algorithm.old_logprobs=current")
+    assert done.code == 0
+    assert "[ST9]" in done.err
+
+
+def test_every_problem_of_a_recipe_is_listed_at_once(relax: Relax, recipe: Path) -> None:
+    done = relax("train", recipe, "rollout.max_stalenes=1", "training.optimizer.lr=-1", "run.sed=2")
+    assert done.code == 2
+    assert done.err.startswith("error: 3 problems in the configuration:\n- ")
+    assert "did you mean 'max_staleness'" in done.err
+    assert "training.optimizer.lr" in done.err
+
+
+def test_what_is_no_recipe_is_refused(relax: Relax, recipe: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        (["nowhere.yaml"], "no such configuration file"),
+        (["run.seed=1"], "no recipe is given"),
+        ([recipe, tmp_path], "is a folder"),
+        ([tmp_path], "not a run directory"),
+    ):
+        done = relax("train", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert words in done.err
+
+
+def test_a_file_whose_name_holds_an_equals_sign_is_a_recipe(
+    relax: Relax, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recipe.parent)
+    recipe.rename("run.seed=7")
+    assert "seed: 0" in relax("config", "show", "run.seed=7").out
+
+
+# --- train ---
+
+
+def test_a_finished_run_prints_its_summary_its_curve_and_where_things_are(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    done = relax("train", recipe)
+    assert done.code == 0
+    assert f"run story in {root}: warm-up (supervised, 20 steps), rl (grpo, 40 steps)" in done.out
+    for part in (
+        "0.2000 when RL began, 0.9232 at the end",
+        "filtered 4  balances",
+        "^ RL begins (step 20)",
+        "o heldout (evaluation)",
+        str(root / "summary.json"),
+    ):
+        assert part in done.out.replace("\n", " ") or part in done.out
+    assert json.loads((root / "summary.json").read_text())["steps"] == STEPS
+    assert (root / "curve.png").exists()
+    assert len((root / "metrics.jsonl").read_text().splitlines()) == STEPS
+
+
+def test_the_configuration_of_a_run_is_kept_with_what_made_it(relax: Relax, recipe: Path, root: Path) -> None:
+    relax("train", recipe, "run.seed=5")
+    text = (root / "config.yaml").read_text()
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(header) == 3
+    assert "relax 0.1.0, python 3." in header[1]
+    assert "torch 2.13" in header[1]
+    assert "git commit" in header[2]
+    assert relax("config", "show", root / "config.yaml").out == text.split("\n", 3)[3]
+    assert "seed: 5" in text
+
+
+def test_a_finished_run_is_not_run_again_unless_asked_for(relax: Relax, recipe: Path, root: Path) -> None:
+    relax("train", recipe)
+    (root / "mine.txt").write_text("")
+    for extra in ([], ["--resume"]):
+        done = relax("train", recipe, *extra)
+        assert done.code == 2
+        assert "is finished" in done.err
+        assert "--overwrite" in done.err
+    assert (root / "mine.txt").exists()
+    assert relax("train", recipe, "--overwrite").code == 0
+    assert not (root / "mine.txt").exists()
+
+
+def test_a_failed_run_says_what_happened_where_to_look_and_what_to_do(relax: Relax, recipe: Path, root: Path) -> None:
+    done = relax("train", recipe, fake="error")
+    assert done.code == 1
+    assert done.err.splitlines()[-3:] == [
+        "error: the weather is bad; wait for sunshine",
+        f"log:  {root / 'run.log'}",
+        f"next: relax train --resume {root} (goes on from step 30)",
+    ]
+    log = (root / "run.log").read_text()
+    assert "Traceback" in log
+    assert "the weather is bad" in log
+
+
+def test_an_unfinished_run_is_kept_and_resumed(relax: Relax, recipe: Path, root: Path) -> None:
+    relax("train", recipe, fake="error")
+    refused = relax("train", recipe)
+    assert refused.code == 2
+    assert f"30 steps, newest checkpoint at step 30; go on with `relax train --resume {root}`" in refused.err
+    for arguments in ([recipe, "--resume"], ["--resume", root]):
+        done = relax("train", *arguments, fake="error")
+        assert "going on with a run of 30 steps, newest checkpoint at step 30" in done.err
+        assert (root / "resumed").read_text() == "True"
+    assert relax("train", root, "--resume").code == 0
+
+
+def test_a_resume_with_other_settings_is_refused_or_told(relax: Relax, recipe: Path, root: Path) -> None:
+    relax("train", recipe, fake="error")
+    refused = relax("train", recipe, "--resume", "stages.rl.steps=50", "run.seed=1")
+    assert refused.code == 2
+    assert "stages.1.steps: 40 -> 50" in refused.err
+    assert "run.seed: 0 -> 1" in refused.err
+    done = relax("train", "--resume", root, "stages.rl.steps=50", fake="error")
+    assert "changed since the run began: stages.1.steps: 40 -> 50" in done.err
+    assert "steps: 50" in (root / "config.yaml").read_text()
+
+
+def test_a_run_that_trained_nothing_may_simply_begin_again(relax: Relax, recipe: Path, root: Path) -> None:
+    done = relax("train", recipe, fake="user_error")
+    assert done.code == 2
+    assert "error: model folder 'nowhere' does not exist; make it" in done.err
+    done = relax("train", recipe)
+    assert done.code == 0
+    assert "an earlier run trained no step" in done.err
+    assert (root / "resumed").read_text() == "False"
+
+
+def test_what_cannot_be_resumed(relax: Relax, recipe: Path, root: Path) -> None:
+    for arguments, words in (
+        ([recipe, "--resume"], "there is no run to resume"),
+        ([recipe, "--resume", "--overwrite"], "choose one"),
+        (["--resume", root], "is not a run directory"),
+    ):
+        done = relax("train", *arguments)
+        assert done.code == 2
+        assert words in done.err
+    relax("train", recipe)
+    assert f"relax train --resume {root}" in relax("train", root).err
+
+
+def test_a_run_that_another_process_owns_is_refused(relax: Relax, recipe: Path, root: Path) -> None:
+    from relax.services.directory import RunDirectory
+
+    with RunDirectory(root):
+        done = relax("train", recipe)
+    assert done.code == 2
+    assert f"is owned by process {os.getpid()}" in done.err
+
+
+def test_a_bug_of_ours_is_called_one(relax: Relax, recipe: Path) -> None:
+    done = relax("train", recipe, fake="invariant")
+    assert done.code == 1
+    assert "[AC1] two and two are five" in done.err
+    assert "a bug in relax" in done.err
+
+
+def test_an_unexpected_error_keeps_its_traceback(relax: Relax, recipe: Path, root: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        relax("train", recipe, fake="bug")
+    assert "ZeroDivisionError: a bug" in (root / "run.log").read_text()
+
+
+# --- signals, in a process of their own ---
+
+SCRIPT = "import sys\nfrom tests.services import fake_run\nsys.modules['relax.services.run'] = fake_run\nfrom relax.services.cli import main\nmain()"
+
+
+def start(recipe: Path, fake: str, *overrides: str) -> "subprocess.Popen[str]":
+    """A training process that has begun to execute."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "train", str(recipe), *overrides],
+        cwd=ROOT, env={**os.environ, "FAKE_RUN": fake}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "executing" not in (line := process.stdout.readline()):
+        assert line, process.communicate()[1]
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_rule_rr6_a_signal_ends_with_a_checkpoint_and_says_how_to_go_on(
+    recipe: Path, root: Path, number: int, code: int
+) -> None:
+    process = start(recipe, "wait")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "stopping at the next safe point" in err
+    assert f"stopped, checkpoint at step 30; go on with `relax train --resume {root}`" in err
+    assert (root / "stopped.json").exists()
+    assert "Traceback" not in err
+
+
+def test_rule_rr6_a_run_that_ignores_the_stop_is_cancelled_after_the_grace_time(recipe: Path, root: Path) -> None:
+    process = start(recipe, "stuck", "run.grace_s=0.1")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "no safe point within run.grace_s (0.1 s)" in err
+    assert "stopped, no checkpoint was written" in err
+
+
+@pytest.mark.parametrize("fake", ["stuck", "busy"])
+def test_rule_rr6_a_second_interrupt_ends_at_once_even_when_the_loop_is_busy(recipe: Path, fake: str) -> None:
+    process = start(recipe, fake)
+    process.send_signal(signal.SIGINT)
+    if fake == "stuck":
+        assert process.stderr is not None
+        while "stopping" not in process.stderr.readline():
+            assert process.poll() is None
+    while process.poll() is None:  # two that come too close together are one to the kernel
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+# --- looking at a run ---
+
+
+@pytest.fixture
+def told(tmp_path: Path, root: Path) -> Path:
+    """A finished made-up run."""
+    directory = story_directory(story_config(tmp_path))
+    ledger = Ledger(directory.ledger)
+    write_story(ledger)
+    ledger.close()
+    return root
+
+
+def test_status_for_people_and_for_programs(relax: Relax, told: Path) -> None:
+    done = relax("status", told)
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= 80
+    for part in ("60 of 60, stage rl", "0.9232 at step 60", "filtered(zero_signal) 4", "relax train --resume"):
+        assert part in done.out
+    status = json.loads(relax("status", told, "--json").out)
+    assert (status["state"], status["step"], status["account"]["trained"]) == ("unfinished", 60, 120)
+    watched = relax("status", told, "--watch")
+    assert (watched.code, "60 of 60" in watched.out) == (0, True)
+
+
+def test_show_group(relax: Relax, told: Path) -> None:
+    done = relax("show", "group", "g000050/1", "--run", told)
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= 80
+    text = " ".join(done.out.split())
+    for part in (
+        "trained at step 24", "admitted at version 23, due at step 24; oldest trained token: age 1",
+        "mean 0.5000, standard deviation 0.7071 over 2 of 2 trajectories", "advantage -0.7000",
+        "4 sampled; 3 by version 23, 1 by version 24", "1.0000 = exact 1 x 1", "text [251]", "reference 250",
+    ):  # fmt: skip
+        assert part in text
+    assert "filtered (zero_signal)" in relax("show", "group", "g000042", "--run", told).out
+    assert "evaluation set heldout" in relax("show", "group", "e000000", "--run", told).out
+
+
+def test_a_group_that_does_not_exist(relax: Relax, told: Path) -> None:
+    done = relax("show", "group", "g999999", "--run", told)
+    assert done.code == 2
+    assert "try one of g000000" in done.err
+
+
+def test_a_directory_that_is_no_run_is_refused_with_the_runs_there_are(relax: Relax, told: Path) -> None:
+    for command in (["status", told.parent], ["show", "group", "g000000", "--run", told.parent], ["eval", told.parent]):
+        done = relax(*command)
+        assert done.code == 2
+        assert f"is not a run directory: it has no config.yaml; there is {told}" in done.err
+
+
+def test_a_ledger_that_cannot_be_read_is_no_traceback(relax: Relax, told: Path) -> None:
+    for path in told.glob("ledger.sqlite*"):
+        path.unlink()
+    assert "does not exist" in relax("show", "group", "g000000", "--run", told).err
+    (told / "ledger.sqlite").write_text("this is no database, but long enough to be taken for one" * 100)
+    for command in (["show", "group", "g000000", "--run", told], ["status", told]):
+        done = relax(*command)
+        assert done.code == 2
+        assert "cannot be read" in done.err
+
+
+def test_eval_needs_a_checkpoint_and_a_set(relax: Relax, told: Path) -> None:
+    assert "no complete checkpoint yet" in relax("eval", told).err
+    from relax.training.checkpoint import CheckpointStore
+
+    CheckpointStore(told / "checkpoints").write(20, lambda folder: None)
+    assert "no checkpoint of step 7; it has 20" in relax("eval", told, "--checkpoint", 7).err

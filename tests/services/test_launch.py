@@ -1,0 +1,87 @@
+"""Signals while a run is under way (RR6)."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from relax.core.error import RelaxError
+from relax.services.cli.launch import Outcome, launch
+
+
+class Fake:
+    """Sends itself `signals` once it runs, then behaves as told: `stops`, `ignores` a stop, or `ends` anyway."""
+
+    def __init__(self, behaviour: str, *signals: int) -> None:
+        self._behaviour, self._signals = behaviour, signals
+        self._stop = asyncio.Event()
+        self.cleaned = False
+
+    async def execute(self) -> dict[str, object]:
+        try:
+            for number in self._signals:
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0)
+            if self._behaviour == "raises":
+                raise RelaxError("what went wrong")
+            if self._behaviour == "ignores":
+                await asyncio.Event().wait()
+            if self._behaviour == "stops":
+                await self._stop.wait()
+            return {"steps": 3}
+        finally:
+            self.cleaned = True
+
+    async def stop(self) -> None:
+        self._stop.set()
+
+
+def launched(fake: Fake, grace_s: float = 30.0) -> tuple[Outcome, list[str], list[int]]:
+    said: list[str] = []
+    ended: list[int] = []
+    outcome = launch(fake, grace_s, said.append, ended.append)
+    return outcome, said, ended
+
+
+def test_a_run_that_ends_by_itself() -> None:
+    assert launched(Fake("ends")) == (Outcome({"steps": 3}, None), [], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rule_rr6_a_signal_stops_the_run_where_it_is_safe(number: int) -> None:
+    outcome, said, ended = launched(Fake("stops", number))
+    assert outcome == Outcome({"steps": 3}, number)
+    assert len(said) == 1
+    assert "within 30 s" in said[0]
+    assert "Ctrl-C again" in said[0]
+    assert ended == []
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.01])
+def test_rule_rr6_after_the_grace_time_the_run_is_cancelled(grace_s: float) -> None:
+    fake = Fake("ignores", signal.SIGTERM)
+    outcome, said, ended = launched(fake, grace_s)
+    assert outcome == Outcome(None, signal.SIGTERM)
+    assert fake.cleaned
+    assert "without a new checkpoint" in said[-1]
+    assert ended == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_rule_rr6_an_interrupt_while_stopping_ends_the_process_at_once(first: int) -> None:
+    _, _, ended = launched(Fake("stops", first, signal.SIGINT))
+    assert ended == [130]
+
+
+def test_a_second_sigterm_changes_nothing() -> None:
+    outcome, said, ended = launched(Fake("stops", signal.SIGTERM, signal.SIGTERM))
+    assert outcome == Outcome({"steps": 3}, signal.SIGTERM)
+    assert (len(said), ended) == (1, [])
+
+
+def test_what_the_run_raises_comes_out_and_the_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RelaxError, match="what went wrong"):
+        launched(Fake("raises"))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
