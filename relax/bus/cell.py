@@ -30,7 +30,7 @@ def freeze(column: Column, value: Any) -> Any:
     if value is None and (column.nullable or column.dtype == "json"):
         return None
     if column.dtype == "json":
-        return copy_json(value, column.name)
+        return value if type(value) is JsonText else JsonText(value, column.name)
     if column.dtype in ("str", "bytes"):
         expected: type = str if column.dtype == "str" else bytes
         if type(value) is not expected:
@@ -42,22 +42,49 @@ def freeze(column: Column, value: Any) -> Any:
     return _check_scalar(column, dtype, value)
 
 
-def copy_json(value: Json, where: str = "value") -> Json:
-    """A deep copy of a JSON value. Raises InvariantError (TQ6) naming the place of anything JSON cannot carry exactly."""
+class JsonText:
+    """A frozen JSON cell: its text with sorted keys, from which each reader gets a value of its own."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, value: Json, where: str = "value") -> None:
+        """Raises InvariantError (TQ6) naming the place of anything JSON cannot carry exactly."""
+        _check_json(value, where)
+        self.text = json.dumps(value, sort_keys=True).encode()
+
+    def value(self) -> Json:
+        return json.loads(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JsonText) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def thaw(cell: Any) -> Any:
+    """What a reader gets for a kept cell: a fresh value for JSON, the cell itself (read-only) for all else."""
+    return cell.value() if type(cell) is JsonText else cell
+
+
+def _check_json(value: Json, where: str) -> None:
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
-        return value
+    if kind is str or kind is int or value is None or kind is float or kind is bool:
+        return
     if kind is list:
-        return [copy_json(item, f"{where}[{position}]") for position, item in enumerate(value)]
-    if kind is dict:
-        for key in value:
+        for position, item in enumerate(value):
+            if type(item) is not str and type(item) is not int:
+                _check_json(item, f"{where}[{position}]")
+    elif kind is dict:
+        for key, item in value.items():
             if type(key) is not str:
                 raise InvariantError("TQ6", f"{where}: key {key!r} is {type(key).__name__}; JSON keys are str")
-        return {key: copy_json(item, f"{where}.{key}") for key, item in value.items()}
-    raise InvariantError(
-        "TQ6",
-        f"{where}: {kind.__name__} does not round-trip as JSON; use None, bool, int, float, str, list or dict",
-    )
+            _check_json(item, f"{where}.{key}")
+    else:
+        raise InvariantError(
+            "TQ6",
+            f"{where}: {kind.__name__} does not round-trip as JSON; use None, bool, int, float, str, list or dict",
+        )
 
 
 def num_bytes(value: Any) -> int:
@@ -70,8 +97,8 @@ def num_bytes(value: Any) -> int:
         return len(value)
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, (list, dict)):
-        return len(_json_text(value))
+    if type(value) is JsonText:
+        return len(value.text)
     return _SCALAR_BYTES
 
 
@@ -85,13 +112,11 @@ def digest(value: Any) -> str:
         hasher = blake2b(b"bytes|" + value, digest_size=16)
     elif isinstance(value, str):
         hasher = blake2b(b"str|" + value.encode("utf-8", "surrogatepass"), digest_size=16)
+    elif type(value) is JsonText:
+        hasher = blake2b(b"json|" + value.text, digest_size=16)
     else:
-        hasher = blake2b(b"json|" + _json_text(value), digest_size=16)
+        hasher = blake2b(f"{type(value).__name__}|{value!r}".encode(), digest_size=16)
     return hasher.hexdigest()
-
-
-def _json_text(value: Json) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
 
 
 def _freeze_array(column: Column, dtype: np.dtype[Any], value: Any) -> Any:

@@ -7,7 +7,7 @@ may be written is the index's decision, so a second put of a column replaces the
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax.bus.cell import copy_json, freeze, num_bytes
+from relax.bus.cell import freeze, num_bytes, thaw
 from relax.core.column import Column
 from relax.core.error import InvariantError, TransportError
 
@@ -44,7 +44,7 @@ class MemoryStorage:
         missing = [name for name in columns if name not in cells]
         if missing:
             raise TransportError(f"row {row!r} has no cells {missing}; present: {sorted(cells)}")
-        return {name: self._out(name, cells[name]) for name in columns}
+        return {name: thaw(cells[name]) for name in columns}
 
     def drop(self, row: str) -> None:
         """Forget a row; dropping one that is not here is fine."""
@@ -55,7 +55,3 @@ class MemoryStorage:
         if name not in self._columns:
             raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
         return self._columns[name]
-
-    def _out(self, name: str, value: Any) -> Any:
-        # A JSON cell is the only mutable kind: each reader gets its own copy.
-        return copy_json(value, name) if self._columns[name].dtype == "json" else value

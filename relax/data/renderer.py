@@ -91,14 +91,17 @@ class TextRenderer:
 
     def decode(self, token_ids: Ints) -> str:
         """A completion's text, its stop token removed; other special tokens stay visible."""
-        ids = [int(token_id) for token_id in token_ids]
-        return self._text(ids[:-1] if ids and ids[-1] in self._stops else ids)
+        return self._text(self._said(token_ids))
 
     def is_stable(self, token_ids: Ints) -> bool:
         """Whether a completion's text encodes to the ids that were sampled; they are trained as sampled either way (TK1)."""
-        ids = [int(token_id) for token_id in token_ids]
-        ids = ids[:-1] if ids and ids[-1] in self._stops else ids
+        ids = self._said(token_ids)
         return self._text_ids(self._text(ids)) == ids
+
+    def _said(self, token_ids: Ints) -> list[int]:
+        """The ids of a completion without its stop token."""
+        ids: list[int] = token_ids.tolist()
+        return ids[:-1] if ids and ids[-1] in self._stops else ids
 
     def lost_characters(self, messages: Sequence[Message]) -> str:
         """The characters that vanish in the tokenizer (it has no tokens for them), sorted; "" when none does.

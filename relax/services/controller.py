@@ -95,6 +95,7 @@ class Controller:
         self._state = StepState()
         self._next_number = 0
         self._prompts: dict[GroupId, Prompt] = {}
+        self._trainer_leases: dict[str, tuple[GroupId, ...]] = {}
 
     # --- stages ---
 
@@ -252,12 +253,20 @@ class Controller:
         for group in groups:
             await self._close_group(group, state, reason, outcome.step)
         await self._bus.settle(groups)
+        if self.gate.step == self.stage.end:
+            await self._end_rest()
         self.account.check()
         self._projection.stepped(outcome, self.account.counts(), self._state.lost)
         self._judge(outcome, len(groups))
         self._state.lost, self._state.closing = 0, False
         await self._wake()
         return self.gate.step
+
+    async def _end_rest(self) -> None:
+        """The stage is over: what its last step left behind by closing short ends here, so that the next begins empty (ST8)."""
+        for group, _ in self.outstanding_prompts():
+            self.gate.end(group)
+            await self._close_group(group, "dropped", "the stage ended")
 
     def _judge(self, outcome: StepOutcome, num_groups: int) -> None:
         """Stop the run after too many steps that trained nothing, with the reason and what to change (LO5, LO6, A21)."""
@@ -280,9 +289,14 @@ class Controller:
 
     def on_event(self, event: Event) -> None:
         """Listens to the bus: a trainer's lease that is released or expires puts its groups back (TQ2)."""
-        if event.kind in ("bus/release", "bus/expire") and event.data.get("consumer") == TRAINER:
-            groups = [GroupId(g) for g in event.data["groups"]]
-            self.gate.put_back(groups)
+        data = event.data
+        if event.kind == "bus/lease" and data["consumer"] == TRAINER:
+            self._trainer_leases[data["lease"]] = tuple(map(GroupId, data["units"]))
+        elif event.kind == "bus/ack":
+            self._trainer_leases.pop(data["lease"], None)
+        elif event.kind in ("bus/release", "bus/expire"):
+            for lease in data["leases"]:
+                self.gate.put_back(self._trainer_leases.pop(lease, ()))
             self.changed.notify()
 
     def status(self) -> Mapping[str, Json]:

@@ -22,7 +22,10 @@ async def score(
     The sum is None when a part of non-zero weight failed, or when there is none. Errors other than TaskError are our own bugs and
     come through.
     """
-    scores = await asyncio.gather(*(_judge(reward, prompt, trajectory) for _, _, reward in rewards))
+    if len(rewards) == 1:  # the usual case needs no task of its own
+        scores = [await _judge(rewards[0][2], prompt, trajectory)]
+    else:
+        scores = await asyncio.gather(*(_judge(reward, prompt, trajectory) for _, _, reward in rewards))
     parts = [_part(name, weight, score) for (name, weight, _), score in zip(rewards, scores, strict=True)]
     return total(parts), parts
 

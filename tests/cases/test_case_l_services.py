@@ -109,12 +109,16 @@ async def test_case_l4_training_goes_on_while_a_tracker_is_down_slow_or_broken()
 async def test_case_l4_a_crash_flushes_the_pending_step() -> None:
     recorder = Recorder()
     hub = MonitorHub([("recorder", recorder)])
-    with pytest.raises(ZeroDivisionError):
+
+    async def crash() -> None:
         try:
             hub.step(7, {"reward/mean": 0.5})
             raise ZeroDivisionError
         finally:
             await hub.close()
+
+    with pytest.raises(ZeroDivisionError):
+        await crash()
     assert recorder.entries == [(7, {"reward/mean": 0.5})]
 
 

@@ -67,8 +67,14 @@ def test_the_table_holds_what_losses_declare_and_everything_has_a_unit_and_a_mea
 
 @pytest.mark.parametrize(
     ("name", "declared"),
-    [("eval/heldout/reward", "eval/<set>/reward"), ("idle/engine-0", "idle/<thread>"), ("reward/mean", "reward/mean"), ("reward/x", None), ("eval/a/b/reward", None)],
-)  # fmt: skip
+    [
+        ("eval/heldout/reward", "eval/<set>/reward"),
+        ("idle/engine-0", "idle/<thread>"),
+        ("reward/mean", "reward/mean"),
+        ("reward/x", None),
+        ("eval/a/b/reward", None),
+    ],
+)
 def test_templates_stand_for_one_part(name: str, declared: str | None) -> None:
     assert metric_of(name) == (METRICS[declared] if declared else None)
 

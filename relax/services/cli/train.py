@@ -104,13 +104,9 @@ def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> N
     if directory.is_finished and outcome.summary is not None:
         print_summary(outcome.summary, directory)
         print_curve(config, directory)
-        print_facts(
-            {
-                "summary": str(directory.summary),
-                "curve": str(directory.curve),
-                "checkpoints": str(directory.checkpoints),
-            }
-        )
+        for name in ("summary", "curve", "checkpoints"):
+            # A path that is cut in two cannot be copied.
+            output().print(Text(f"{name:<11}  {getattr(directory, name)}"), soft_wrap=True)
         return
     step = resumable_step(directory)
     saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"

@@ -90,7 +90,7 @@ class MonitorHub:
                     f"monitor {thread.name!r} did not end within {self._close_timeout_s:g} s and was left behind; "
                     f"{thread.waiting} of its entries are lost"
                 )
-            if thread.dropped:
+            if thread.dropped and not thread.is_broken:
                 self._report(
                     f"monitor {thread.name!r} was too slow: {thread.dropped} entries were dropped, oldest first"
                 )

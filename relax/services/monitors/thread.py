@@ -24,6 +24,7 @@ class MonitorThread:
     ) -> None:
         self.name = name
         self.dropped = 0
+        self.is_broken = False
         self.ended: Future[None] = Future()
         self._monitor, self._report = monitor, report
         self._max_waiting, self._call_timeout_s = max_waiting, call_timeout_s
@@ -71,8 +72,7 @@ class MonitorThread:
                         runner, "log", lambda step, metrics: self._monitor.log(step, metrics), *entry
                     )
                 self._switch_off()
-                if not self._attempt(runner, "close", lambda: self._monitor.close(), quiet=not is_well):
-                    return
+                self._attempt(runner, "close", lambda: self._monitor.close(), quiet=not is_well)
         finally:
             self.ended.set_result(None)
 
@@ -91,21 +91,22 @@ class MonitorThread:
         try:
             runner.run(self._bounded(call, *args))
         except BaseException as error:
+            self.is_broken = True
             if not quiet:
-                reason = (
-                    f"no answer within {self._call_timeout_s:g} s"
-                    if isinstance(error, TimeoutError)
-                    else f"{type(error).__name__}: {error}"
-                )
                 self._report(
-                    f"monitor {self.name!r} is switched off, {verb} failed: {reason}; the run goes on without it"
+                    f"monitor {self.name!r} is switched off, {verb} failed: {type(error).__name__}: {error}; the run goes on without it"
                 )
             return False
         return True
 
     async def _bounded(self, call: Callable[..., object], *args: object) -> None:
-        async with asyncio.timeout(self._call_timeout_s):
-            await call(*args)  # type: ignore[misc]
+        try:
+            async with asyncio.timeout(self._call_timeout_s) as deadline:
+                await call(*args)  # type: ignore[misc]
+        except TimeoutError as error:
+            if deadline.expired():
+                raise TimeoutError(f"no answer within {self._call_timeout_s:g} s") from error
+            raise
 
     def _switch_off(self) -> None:
         with self._changed:

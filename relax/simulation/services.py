@@ -1,0 +1,276 @@
+"""Tier 2: the real services on a virtual clock, with fakes for models, threads and files.
+
+`simulate_services(seed)` is called by `python -m relax.simulation` and by tests. Controller, roles, bus, router, updaters,
+weight store, ledger and publisher are the real ones; what each run left behind is audited.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import numpy as np
+
+from relax.algorithms.table import ALGORITHMS
+from relax.bus.log import MemoryLog
+from relax.bus.queue import TransferQueue
+from relax.core.algorithm import Algorithm
+from relax.core.completion import Sampling, frozen
+from relax.core.event import Event
+from relax.core.id import GroupId
+from relax.core.message import Prompt
+from relax.core.version import Version
+from relax.engines.router import Router
+from relax.runtime.clock import LoopClock
+from relax.runtime.local import LocalLauncher
+from relax.services.account import Account
+from relax.services.controller import Controller, GroupSize, StageBounds
+from relax.services.fleet import Fleet
+from relax.services.gate import Gate
+from relax.services.ledger import Ledger
+from relax.services.plan import make_plan
+from relax.services.projection import Projection
+from relax.services.publisher import ProbeSource, Publisher
+from relax.services.roles.rollout import RolloutSettings
+from relax.services.roles.trainer import TrainerSettings
+from relax.services.stage import Crew, StageSetup, run_stage
+from relax.services.task import Task
+from relax.simulation.audit import Audit, check_space
+from relax.simulation.fake import (
+    MAX_TOKENS,
+    TASK,
+    FaultyEngine,
+    Judge,
+    PlainRenderer,
+    RecordingBackend,
+    Turns,
+    algorithm_fields,
+    engine_config,
+    prompts,
+)
+from relax.simulation.scenario import Scenario, StageScenario, draw_scenario
+from relax.simulation.violation import PROGRESS, Failure, Violation, failure_of
+from relax.simulation.virtual import StandstillError, VirtualCompute, VirtualLoop, run_virtual
+from relax.weights.store import WeightStore
+from relax.weights.updater import EngineUpdater
+
+PATIENCE_S = 50_000.0
+"""Virtual seconds a step may take: many times what stalled judges and failing loads add up to."""
+_ROW_BYTES = 4096
+_ENGINE_BUDGET = 12
+"""Failures in a row after which an engine is given up; here the failures are ours, and no run should end by them."""
+
+
+class ServiceRun:
+    """One run; must be built inside a virtual loop."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = Random(f"services {scenario.seed}")
+        self.clock = LoopClock()
+        self.log = MemoryLog(self.clock, keep=20_000)
+        self.ledger = Ledger(":memory:")
+        first = scenario.stages[0]
+        gate = Gate(self.log, first.groups_per_step, first.max_staleness)
+        projection = Projection(self.ledger, self._compute(), lambda: self.log.last_number, lambda step, metrics: None)
+        self.projection = projection
+        self.controller = Controller(gate, Account(), projection)
+        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate)
+        self.compute = self._compute()
+        self.store = WeightStore(keep=2)
+        self.fleet = self._fleet()
+        self.publisher = Publisher(
+            self.store, self.backend, self.compute, [self.fleet], self._probe(), self._after_step
+        )
+        self.launcher = LocalLauncher(scenario.strict, scenario.seed)
+        self.bus: TransferQueue | None = None
+        self._leases: dict[str, str] = {}
+        self._admitted: list[GroupId] = []
+        self.log.listen(self._remember)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _compute(self) -> VirtualCompute:
+        mean = self.scenario.compute_s
+        return VirtualCompute(lambda: self.random.expovariate(1 / mean) if mean else 0.0)
+
+    def _probe(self) -> ProbeSource:
+        return ProbeSource(frozen(np.array([1, 2, 3], dtype=np.int32)), 1e-4, 1.0)
+
+    def _fleet(self) -> Fleet:
+        scenario, router = self.scenario, Router(self.clock)
+        damage = scenario.fleet.load_damage
+        engines = {
+            name: FaultyEngine(engine_config(scenario), self.clock, name, scenario.seed, self.random, damage)
+            for name in (f"engine-{number}" for number in range(scenario.fleet.engines))
+        }
+        fleet = Fleet(router, dict(engines))
+        for name, engine in engines.items():
+            router.attach(name, engine, scenario.fleet.slots)
+        fleet.updaters = [
+            EngineUpdater(
+                name,
+                engine,
+                self.store,
+                mode=scenario.fleet.mode,
+                on_live=fleet.on_live,
+                on_failed=fleet.on_failed,
+                budget=_ENGINE_BUDGET,
+            )
+            for name, engine in engines.items()
+        ]
+        return fleet
+
+    def _task(self) -> Task:
+        task, random = self.scenario.task, self.random
+        return Task(
+            TASK,
+            lambda: Turns(random, task),
+            (("judge", 1.0, Judge(random, task)),),
+            timeout_s=task.timeout_s,
+            max_turns=task.turns,
+            max_attempts=task.max_attempts,
+            on_failure=task.on_failure,
+        )
+
+    def _setup(self, stage: StageScenario, first: int) -> StageSetup:
+        node = ALGORITHMS.config_class(stage.algorithm)(
+            type=stage.algorithm, **algorithm_fields(stage.algorithm, stage.group_size, stage.kl_weight)
+        )
+        algorithm: Algorithm = ALGORITHMS.component(stage.algorithm)(node)
+        rows = 1 + stage.group_size * (1 + self.scenario.task.turns)
+        size = GroupSize(stage.group_size, rows, rows * _ROW_BYTES)
+        groups = (stage.max_staleness + 1) * stage.groups_per_step + stage.space_groups
+        concurrency = self.scenario.fleet.engines * self.scenario.fleet.slots * 2
+        sampling = Sampling(max_tokens=MAX_TOKENS)
+        return StageSetup(
+            bounds=StageBounds(
+                stage.name,
+                first,
+                first + stage.steps,
+                stage.groups_per_step,
+                stage.max_staleness,
+                size,
+                stage.max_lost,
+                max_empty_steps=1000,
+                max_nonfinite_steps=1000,
+            ),
+            plan=make_plan(algorithm),
+            algorithm=algorithm,
+            rollout=RolloutSettings(stage.group_size, sampling, self.scenario.seed, 1000, None, concurrency),
+            trainer=TrainerSettings(self.random.choice((16, 64, 4096)), stage.max_staleness, self.scenario.in_order),
+            max_rows=groups * rows,
+            max_bytes=groups * size.num_bytes,
+        )
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Raises Violation, StandstillError, or what the services raise."""
+        source, first = prompts(self.random, self.scenario.task.bad_reference), 0
+        for stage in self.scenario.stages:
+            self.backend.begin(None, None, stage.steps)
+            if self.store.latest is None:
+                await self.publisher.first(0)
+            await self._stage(self._setup(stage, first), source)
+            first += stage.steps
+        if self.store.latest != Version(0, first):
+            raise Violation("ST7", f"{first} steps were run, the newest version is {self.store.latest}")
+        await self.projection.flush()
+        Audit(self.scenario, self.ledger, self.controller.next_number, self.backend.steps).run(
+            self.controller.account.counts()
+        )
+
+    async def _stage(self, setup: StageSetup, source: Iterator[Prompt]) -> None:
+        crew = Crew(
+            controller=self.controller,
+            log=self.log,
+            clock=self.clock,
+            backend=self.backend,
+            compute=self.compute,
+            publish=self.publisher,
+            renderer=PlainRenderer(self.scenario.task.branch_rate),
+            tasks={TASK: self._task()},
+            fleet=self.fleet if setup.plan.samples else None,
+            reference=(RecordingBackend(self.random, 0.0), self._compute()),
+            wrap=self._wrap,
+        )
+        self._leases, self._admitted = {}, []
+        troubles = asyncio.create_task(self._trouble(), name="troubles")
+        try:
+            await run_stage(crew, setup, source)
+        finally:
+            troubles.cancel()
+            await asyncio.wait([troubles])
+
+    def _wrap(self, name: str, target: object) -> object:
+        if isinstance(target, TransferQueue):
+            self.bus = target
+        return self.launcher.wrap(name, target)
+
+    async def _after_step(self, version: Version) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.progress()
+        if self.store.latest != version or version.number != self.controller.gate.step:
+            raise Violation("ST7", f"step {self.controller.gate.step} published {version}, newest {self.store.latest}")
+        if self.bus is not None:
+            check_space(await self.bus.status())
+        await self.projection.flush()
+
+    # --- troubles ----------------------------------------------------------------------------------------------------
+
+    def _remember(self, event: Event) -> None:
+        """Which leases and groups there are, for troubles to choose from."""
+        if event.kind == "bus/lease":
+            self._leases[event.data["lease"]] = event.data["consumer"]
+        elif event.kind == "bus/admit":
+            self._admitted.append(GroupId(event.data["group"]))
+
+    async def _trouble(self) -> None:
+        """Take leases from their holders and end groups in their middle, at drawn times. The trainer's lease is the run's own."""
+        scenario, random = self.scenario, self.random
+        kinds = ["release"] * scenario.releases + ["drop"] * scenario.drops
+        random.shuffle(kinds)
+        for kind in kinds:
+            await asyncio.sleep(random.expovariate(1 / 4.0))
+            if kind == "drop" and self._admitted:
+                recent: Sequence[GroupId] = self._admitted[-8:]
+                await self.controller.end(random.choice(recent), "dropped", "a trouble")
+            elif kind == "release" and self.bus is not None:
+                leases = [lease for lease, consumer in self._leases.items() if consumer != "trainer"][-8:]
+                if leases:
+                    await self.bus.release(random.choice(leases))
+
+
+def simulate_services(seed: int) -> Failure | None:
+    """Run the services of a seed; None when every rule held."""
+    return _simulate(seed)[0]
+
+
+def history(seed: int) -> list[str]:
+    """Every event of a seed's run, as text: equal on every machine."""
+    failure, events = _simulate(seed)
+    if failure is not None:
+        raise Violation(failure.rule, failure.message)
+    return [f"{event.time_s!r} {event.kind} {event.data!r}" for event in events]
+
+
+def _simulate(seed: int) -> tuple[Failure | None, list[Event]]:
+    scenario = draw_scenario(seed)
+    events: list[Event] = []
+
+    async def main() -> None:
+        run = ServiceRun(scenario)
+        try:
+            await run.run()
+        finally:
+            events.extend(run.log.events())
+            run.ledger.close()
+
+    try:
+        run_virtual(main(), PATIENCE_S)
+    except StandstillError as error:
+        return failure_of("services", seed, scenario, Violation(PROGRESS, str(error)), events), events
+    except Exception as error:
+        return failure_of("services", seed, scenario, error, events), events
+    return None, events
