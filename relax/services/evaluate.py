@@ -60,6 +60,7 @@ def _evaluation(assembly: Assembly, sets: Sequence[EvaluationSet], results: list
         sets,
         assembly.config.run.seed,
         assembly.max_context_tokens,
+        assembly.vocabulary.allowed,
         number=lambda: 0,
         report=results.append,
     )

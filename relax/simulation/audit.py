@@ -80,7 +80,9 @@ class Audit:
 
     def _check_group(self, group: Mapping[str, object], stage: StageScenario) -> None:
         rows = self._ledger.children(TrajectoryRow, str(group["id"]))
-        if group["state"] in ("trained", "filtered") or (group["state"] == "failed" and stage.algorithm != "supervised"):
+        if group["state"] in ("trained", "filtered") or (
+            group["state"] == "failed" and stage.algorithm != "supervised"
+        ):
             expected = [trajectory_id(GroupId(str(group["id"])), sibling) for sibling in range(stage.group_size)]
             if [row["id"] for row in rows] != expected:
                 raise Violation("AC4", f"{group['id']} ended {group['state']} with rows {[row['id'] for row in rows]}")

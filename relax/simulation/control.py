@@ -106,8 +106,9 @@ class Control:
 
     def choose(self, candidates: Sequence[Candidate], max_rows: int) -> Sequence[str]:
         """The bus's sampler for the trainer: choosing is taking."""
+        offered = [(GroupId(candidate.id), candidate.ready_number) for candidate in candidates]
         chosen = self.gate.choose(candidates, max_rows)
-        self.oracle.took(map(GroupId, chosen))
+        self.oracle.took([GroupId(id) for id in chosen], offered)
         return chosen
 
     def put_back(self, groups: Iterable[GroupId]) -> None:

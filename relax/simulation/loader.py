@@ -166,7 +166,9 @@ class Loader:
                 self.engine.load(number, DAMAGED)
                 self.engine.holds = None
             self._answer(life, operation, False)
-        elif self._random.random() < setting.load_damage:  # a packed, tied or fused copy that was missed: only a proof sees it
+        elif (
+            self._random.random() < setting.load_damage
+        ):  # a packed, tied or fused copy that was missed: only a proof sees it
             self.engine.load(number, DAMAGED)
             self._answer(life, operation, True)
         else:

@@ -95,8 +95,10 @@ class Oracle:
         self._move(group, "ended")
         known.state = state
 
-    def took(self, groups: Iterable[GroupId]) -> None:
-        """ST1 for every token, ST3 by its formula, ST6."""
+    def took(self, groups: Sequence[GroupId], offered: Sequence[tuple[GroupId, int]]) -> None:
+        """ST1 for every token, ST3 by its formula and its order, ST6. `offered` are groups with their `ready_number`."""
+        if not self.only_consequences:
+            self._check_order(groups, offered)
         for group in groups:
             known = self.groups[group]
             if known.place != "outstanding":
@@ -120,6 +122,14 @@ class Oracle:
                     )
                 if version > self.step or (self.max_staleness == 0 and version != self.step):
                     raise Violation("ST6", f"{trajectory} holds a token of version {version} at step {self.step}")
+
+    def _check_order(self, groups: Sequence[GroupId], offered: Sequence[tuple[GroupId, int]]) -> None:
+        """Earliest deadline first, then earliest ready: whoever was left behind comes after all that were taken."""
+        keys = {group: (self.groups[group].base, number) for group, number in offered}
+        taken = [keys[group] for group in groups]
+        left = [key for group, key in keys.items() if group not in groups and self.groups[group].place == "outstanding"]
+        if taken and (taken != sorted(taken) or min(left, default=taken[-1]) < taken[-1]):
+            raise Violation("ST3", f"{groups} were taken out of order; on offer were {offered}")
 
     def _due_by(self, deadline: int) -> int:
         bases = [known.base for known in self.groups.values() if known.place == "outstanding"]

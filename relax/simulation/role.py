@@ -87,7 +87,10 @@ class Role:
             return
         if writes and self._random.random() < AGAIN_RATE:
             self._shell.put_again(receipt.lease, writes)
-        self._timeline.after(self._random.expovariate(20.0), partial(self._ack, life, receipt))
+        delay = self._random.expovariate(20.0)
+        if self._random.random() < self._setting.stall_rate:
+            delay += self._lease_s * 0.8  # slow, and alive: what it holds cannot leave the bus
+        self._timeline.after(delay, partial(self._ack, life, receipt))
 
     def _ack(self, life: int, receipt: Receipt) -> None:
         if life == self._life and not self._shell.is_closed:

@@ -43,6 +43,7 @@ class Sibling:
     versions: list[int] = field(default_factory=list)
     order: Order | None = None
     timer: Timer | None = None
+    is_over: bool = False
 
 
 class Rollout:
@@ -94,6 +95,7 @@ class Rollout:
         self._waiting.clear()
         running, self._running = self._running, {}
         for sibling in running:
+            sibling.is_over = True
             self._interrupt(sibling)
 
     # --- groups ------------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class Rollout:
 
     def _go_on(self, life: int, sibling: Sibling, attempt: int, turn: int) -> None:
         """The environment has replied."""
-        if (life, attempt, turn) == (self._life, sibling.attempts, sibling.turn) and sibling in self._running:
+        if (life, attempt, turn) == (self._life, sibling.attempts, sibling.turn) and not sibling.is_over:
             self._next_turn(sibling)
 
     def _interrupt(self, sibling: Sibling) -> None:
@@ -175,6 +177,7 @@ class Rollout:
     def _end(self, sibling: Sibling, failed: bool) -> None:
         """Write the trajectory; the last sibling acks, the others show that the lease is alive (AC4, TQ4)."""
         self._interrupt(sibling)
+        sibling.is_over = True
         stalls = self._random.random() < self._role.stall_rate / 4
         if stalls:
             self._timeline.after(self._lease_s * 1.5, partial(self._write, self._life, sibling, failed))

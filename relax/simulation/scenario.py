@@ -40,7 +40,10 @@ class FleetScenario:
 
 @dataclass(frozen=True, slots=True)
 class TaskScenario:
-    """`delay_s` is what a turn or a judgement takes; at 0 many things happen in one instant. `reward_stall` is a judge's chance to outlive its role's lease."""
+    """`delay_s` is what a turn or a judgement takes; at 0 many things happen in one instant.
+
+    `reward_stall` is a judge's chance to outlive its role's lease.
+    """
 
     turns: int
     delay_s: float

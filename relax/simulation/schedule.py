@@ -31,7 +31,10 @@ PATIENCE_S = 4000.0
 """Virtual seconds that may pass without a step or a group's end; several times what all attempts of a group may take."""
 MAX_EVENTS = 60_000
 ROLE_LEASE_S = 10.0
-_ROLES = ("rollout", "reward", "advantage")
+_TRAINER_COLUMNS: tuple[str, ...] = (
+    *("token_ids", "mask", "span", "turns", "behaviour_logprobs", "versions", "advantages", "reward"),
+)
+_ROLES: tuple[str, ...] = ("rollout", "reward", "advantage")
 
 
 class World:
@@ -122,11 +125,10 @@ class World:
 
     def _subscriptions(self, stage: StageSetting) -> list[Subscription]:
         """Those of the services, with leases short enough to run out."""
-        columns = ("token_ids", "mask", "span", "turns", "behaviour_logprobs", "versions", "advantages", "reward")
-        roles, trained = _ROLES, columns
+        roles, columns = _ROLES, _TRAINER_COLUMNS
         if stage.has_reference:
-            roles, trained = (*_ROLES, "reference"), (*columns, "reference_logprobs")
-        found = subscriptions(Plan((*roles, "trainer"), trained), self._rollout_lease_s)
+            roles, columns = (*roles, "reference"), (*columns, "reference_logprobs")
+        found = subscriptions(Plan((*roles, "trainer"), columns), self._rollout_lease_s)
         leases = {"rollout": self._rollout_lease_s, "trainer": ROLE_LEASE_S * 2}
         return [replace(one, lease_s=leases.get(one.consumer, ROLE_LEASE_S)) for one in found]
 
@@ -163,8 +165,10 @@ class World:
             )
             for one in range(setting.role.rollouts)
         ]
-        for started in (*rollouts, *roles):
-            started.start()
+        for rollout in rollouts:
+            rollout.start()
+        for role in roles:
+            role.start()
         return rollouts, roles
 
     # --- versions ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def _rate(random: Random, *rates: float) -> float:
 def _stage(random: Random, num_stages: int) -> StageSetting:
     groups_per_step = random.randint(1, 6)
     max_staleness = random.randint(0, 4)
-    steps = max(2, (12 if groups_per_step > 3 else 18) // (num_stages + 1))
+    steps = max(2, (10 if groups_per_step > 3 else 16) // (num_stages + 1))
     return StageSetting(
         steps=random.randint(2, steps),
         groups_per_step=groups_per_step,

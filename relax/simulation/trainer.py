@@ -91,7 +91,8 @@ class Trainer:
     def _apply(self, life: int) -> None:
         if life != self._life or self._shell.is_closed:
             return
-        if not all([self._shell.renew(receipt.lease) for receipt in self._receipts]):
+        held = [self._shell.renew(receipt.lease) for receipt in self._receipts]
+        if not all(held):
             self.crash()  # a lease was lost: what was taken under it is on offer again
             return
         receipts, self._receipts = self._receipts, []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from relax.bus.row import Receipt, Subscription
-from relax.bus.write import RowWrite, WritePlan
+from relax.bus.write import WritePlan
 from relax.core.column import COLUMNS
 from relax.core.id import GroupId, Table, group_of, parent_of, table_of
 from relax.simulation.violation import Violation

@@ -45,6 +45,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit = patience_s
         self._selector = _Jump(self)
         self._thread = threading.get_ident()
+        # The real clock's resolution vanishes beside large virtual times, and the loop would never find its timer due.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -70,18 +72,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None: ...
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         if threading.get_ident() != self._thread:
             raise RealWaitError(f"{callback!r} was sent from another thread; nothing here may run beside the loop")
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> NoReturn:
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> NoReturn:  # type: ignore[override]
         raise RealWaitError(f"{func!r} wants a thread; use a virtual compute")
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RealWaitError(f"a wait for reading {fd!r}")
 
-    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RealWaitError(f"a wait for writing {fd!r}")
 
     async def _make_subprocess_transport(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -72,7 +72,9 @@ class _Episode:
         max_sampled_tokens: int | None,
     ) -> None:
         self.prompt, self.environment, self.renderer, self.generate = prompt, environment, renderer, generate
-        self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stops))))
+        self.sampling = sampling
+        if not set(renderer.stops) <= set(sampling.stop_ids):
+            self.sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *renderer.stops))))
         self.max_context_tokens, self.max_turns, self.max_sampled_tokens = (
             max_context_tokens,
             max_turns,
@@ -93,7 +95,8 @@ class _Episode:
             room = self._room()
             if room <= 0:
                 return "truncated"
-            completion = await self._sample(replace(self.sampling, max_tokens=room), session_of(turn), allowed)
+            sampling = self.sampling if room == self.sampling.max_tokens else replace(self.sampling, max_tokens=room)
+            completion = await self._sample(sampling, session_of(turn), allowed)
             if completion.stop_reason == "length":
                 return "truncated"
             step = await self._ask(self.environment.step(self.said[-1]), "step")

@@ -10,7 +10,7 @@ import pytest
 
 from relax.bus.row import Fetched
 from relax.core.batch import Measure, merge_measures
-from relax.services.ledger import EvaluationRow, Ledger
+from relax.services.ledger import Ledger
 from relax.services.monitors.hub import MAX_SERIES, MonitorHub
 from relax.services.outline import outline_of
 from relax.services.show import GroupView, read_group
@@ -168,17 +168,3 @@ async def test_case_l7_memory_of_history_is_bounded_over_10_000_steps() -> None:
     assert hub.dropped["blocked"] > 9_000
     await hub.close()
     blocked.gate.set()
-
-
-def test_case_b14_an_evaluation_again_has_the_same_counts_and_ids(tmp_path: Path) -> None:
-    """A row of an evaluation is written once: a second pass over the same ids is refused, never counted twice."""
-    import sqlite3
-
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    rows = [EvaluationRow(f"e{n:06d}/0", 0, "heldout", 0, 1.0, None, "") for n in range(3)]
-    ledger.write(rows[:2], {}, {})
-    with pytest.raises(sqlite3.IntegrityError):
-        ledger.write(rows, {}, {})
-    assert len(ledger.children(EvaluationRow, "e000000")) == 1
-    assert ledger.children(EvaluationRow, "e000002") == []
-    ledger.close()

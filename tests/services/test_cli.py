@@ -382,8 +382,10 @@ def told(tmp_path: Path, root: Path) -> Path:
 def test_status_for_people_and_for_programs(relax: Relax, told: Path) -> None:
     done = relax("status", told)
     assert done.code == 0
-    assert max(map(len, done.out.splitlines())) <= 80
-    for part in ("60 of 60, stage rl", "0.9232 at step 60", "filtered(zero_signal) 4", "relax train --resume"):
+    *table, last = done.out.splitlines()
+    assert max(map(len, table[1:])) <= 80
+    assert last == f"go on with: relax train --resume {told}"
+    for part in ("60 of 60, stage rl", "0.9232 at step 60", "filtered(zero_signal) 4"):
         assert part in done.out
     status = json.loads(relax("status", told, "--json").out)
     assert (status["state"], status["step"], status["account"]["trained"]) == ("unfinished", 60, 120)

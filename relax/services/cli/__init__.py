@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # a thread that waits must sleep: a spinning one starves every other role
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would be drawn into the live table
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Defaults set before torch and transformers are imported; what the user has set stands."""

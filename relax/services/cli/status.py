@@ -38,6 +38,9 @@ def status_command(
         _watch(config, directory)
     else:
         output().print(status_table(status))
+        if status.state in ("unfinished", "empty"):
+            # On a line of its own, however long: a command that is cut in two cannot be copied.
+            output().print(Text(f"go on with: relax train --resume {status.directory}"), soft_wrap=True)
 
 
 def _watch(config: RunConfig, directory: RunDirectory) -> None:
@@ -86,7 +89,7 @@ def _facts(status: RunStatus) -> dict[str, str]:
         facts["groups"] = "  ".join(f"{name} {count}" for name, count in counts.items())
         if status.account.get("reasons"):
             facts["not trained"] = "  ".join(f"{reason} {n}" for reason, n in status.account["reasons"].items())
-    facts["checkpoint"] = status.checkpoint or "none"
+    facts["checkpoint"] = Path(status.checkpoint).name if status.checkpoint else "none"
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined} records, see quarantine.jsonl"
     return facts
@@ -98,4 +101,4 @@ def _state(status: RunStatus) -> str:
         return f"running (process {status.owner}{age})"
     if status.state == "finished":
         return "finished"
-    return f"not running; go on with `relax train --resume {status.directory}`"
+    return "not running, not finished"

@@ -132,7 +132,9 @@ def print_summary(summary: dict[str, Json], directory: RunDirectory) -> None:
     if summary["idle"]:
         facts["idle"] = "  ".join(f"{name} {100 * share:.0f}%" for name, share in summary["idle"].items())
     if summary["logprob_gap"]:
-        facts["logprob gap"] = f"mean {summary['logprob_gap']['mean']:.2e}, max {summary['logprob_gap']['max']:.2e}"
+        gap = summary["logprob_gap"]
+        by_age = [f"age {age} {value:.1e}" for age, value in gap["by_age"].items()]
+        facts["logprob gap"] = "  ".join([f"mean {gap['mean']:.1e}", *by_age])
     counts = {
         name: count
         for name, count in summary["ledger"].items()
