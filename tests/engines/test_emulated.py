@@ -102,7 +102,8 @@ async def test_rule_ws5_an_injected_load_failure_leaves_the_old_version() -> Non
 
 def test_the_table_names_both_engines() -> None:
     assert ENGINES.config_class("torch") is TorchEngineConfig
-    assert ENGINES.component("emulated") is EmulatedEngine
+    built = ENGINES.component("emulated")(EmulatedEngineConfig(), clock=StepClock(), name="e", seed=0, model=None)
+    assert isinstance(built, EmulatedEngine)
     assert {name: ENGINES.config_class(name)(type=name).type for name in ENGINES.entries} == {
         "torch": "torch",
         "emulated": "emulated",
