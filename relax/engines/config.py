@@ -33,15 +33,19 @@ class EmulatedEngineConfig(ComponentConfig):
     slots: int = Field(default=64, ge=1)
     """Requests that run at the same time; the others wait."""
     vocabulary_size: int = Field(default=100, ge=1)
+    """Tokens are drawn from 0 to this, exclusive."""
     max_context_tokens: int = Field(default=4096, ge=2)
+    """Longest prompt plus completion."""
     length: Literal["budget", "uniform"] = "budget"
     """Tokens per request: the whole budget (ends `length`), or uniform in 1..budget by the request's seed (ends `stop`)."""
     duration: Literal["constant", "lognormal"] = "lognormal"
+    """Distribution of the running time of a request."""
     mean_s: float = Field(default=1.0, ge=0)
     """Mean running time of a request, whatever its length."""
     sigma: float = Field(default=1.0, ge=0)
     """Of the logarithm of the duration, for `lognormal`."""
     load_s: float = Field(default=0.1, ge=0)
+    """Time that loading a version takes."""
     failure_rate: float = Field(default=0.0, ge=0, le=1)
     """Share of requests that raise EngineError half way."""
     load_failure_rate: float = Field(default=0.0, ge=0, le=1)

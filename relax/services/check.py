@@ -72,10 +72,14 @@ def check_run(config: RunConfig) -> list[str]:
             )
         staleness = config.max_staleness_of(stage)
         if staleness > 0 and not stage.algorithm.corrects_staleness:  # type: ignore[attr-defined]
+            choices = ["max_staleness: 0"]
+            if hasattr(stage.algorithm, "old_logprobs"):
+                choices.append("old_logprobs: rollout (a clipped ratio against the behaviour logprobs)")
+            if hasattr(stage.algorithm, "correction"):
+                choices.append("correction.type: token_truncated")
             warnings.append(
-                f"{path}.algorithm: {stage.algorithm.type} trains on samples up to {staleness} steps old and nothing corrects for it; "
-                "set old_logprobs: rollout (a clipped ratio against the behaviour logprobs), "
-                "or correction.type: token_truncated, or max_staleness: 0 [ST9]"
+                f"{path}.algorithm: {stage.algorithm.type} trains on samples up to {staleness} steps old and nothing corrects"
+                f" for it; set {', or '.join(choices)} [ST9]"
             )
     if problems:
         raise ConfigError(problems)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from relax.core.error import UserError
 from relax.core.message import Json
@@ -90,7 +91,7 @@ class Ledger:
     def __init__(self, path: Path | str, read_only: bool = False) -> None:
         if read_only and not Path(path).exists():
             raise UserError(f"{path} does not exist; is this a run directory of `relax train`?")
-        target = f"file:{path}?mode=ro" if read_only else str(path)
+        target = f"file:{quote(str(path))}?mode=ro" if read_only else str(path)
         self._connection = sqlite3.connect(target, uri=read_only, check_same_thread=False, timeout=10.0)
         self._connection.row_factory = sqlite3.Row
         if not read_only:
@@ -109,6 +110,9 @@ class Ledger:
             " (step INTEGER, name TEXT, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID"
         )
         self._connection.execute("CREATE TABLE IF NOT EXISTS note (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
+        self._connection.execute(
+            "CREATE UNIQUE INDEX IF NOT EXISTS prompt_once ON group_ (source, record, pass_number, attempt)"
+        )
         self._connection.commit()
 
     def write(

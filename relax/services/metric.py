@@ -23,7 +23,11 @@ class Metric(NamedTuple):
 
 
 METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.items()} | {
-    "reward/mean": Metric("1", "weighted reward, mean over the trajectories that the step trained on"),
+    "reward/mean": Metric(
+        "1", "reward, mean over all trajectories whose group ended since the last step; a failed one counts as 0"
+    ),
+    "reward/trained": Metric("1", "reward, mean over the trajectories that the step trained on"),
+    "rollout/failed": Metric("share", "trajectories without a reward among all whose group ended since the last step"),
     "eval/<set>/reward": Metric("1", "mean reward of an evaluation set; a failed sample counts as 0"),
     "eval/<set>/failed": Metric("samples", "samples of an evaluation set that failed"),
     "staleness/max": Metric("steps", "age of the oldest token that the step trained on"),

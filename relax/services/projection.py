@@ -5,6 +5,7 @@ written once per step on the ledger's own thread; monitors are fed through a que
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,11 @@ from relax.core.message import Json, Prompt
 from relax.core.protocol import Compute
 from relax.services.access import StepOutcome
 from relax.services.ledger import EvaluationRow, GroupRow, Ledger, LedgerRow, SampleRow, TrajectoryRow, pack_versions
+from relax.services.metric import split_numbers
 from relax.services.row import read_turns
+from relax.services.tally import Tally
+
+_log = logging.getLogger(__name__)
 
 _TEXT_LIMIT = 2000
 """Characters of prompt and response kept in the ledger."""
@@ -46,6 +51,7 @@ class Projection:
         self._rows: list[LedgerRow] = []
         self._metrics: dict[int, dict[str, float]] = {}
         self._notes: dict[str, Json] = {}
+        self._tally = Tally()
         self.sampled_tokens = 0
         self.wasted_tokens = 0
 
@@ -61,6 +67,7 @@ class Projection:
             if table_of(id) is Table.trajectory:
                 row = _trajectory_row(id, fetched, event)
                 self._rows.append(row)
+                self._tally.add(row, is_judged="reward_parts" in fetched.cells[id])
                 self.sampled_tokens += row.tokens
                 self.wasted_tokens += 0 if state == "trained" else row.tokens
             elif table_of(id) is Table.sample:
@@ -68,7 +75,7 @@ class Projection:
 
     def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int) -> None:
         """A step is over; its metrics are complete."""
-        metrics = dict(outcome.metrics)
+        metrics = {**outcome.metrics, **self._tally.take()}
         for name in ("admitted", "trained", "filtered", "failed", "dropped", "outstanding"):
             metrics[f"ledger/{name}"] = counts[name]
         metrics |= {"gate/lost": lost, "train/applied": float(outcome.applied)}
@@ -78,9 +85,12 @@ class Projection:
         self.measure(outcome.step, metrics)
 
     def measure(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step, for the ledger and the monitors."""
-        self._metrics.setdefault(step, {}).update(metrics)
-        self._on_step(step, metrics)
+        """Metrics of a step, for the ledger and the monitors. What is not a finite number is left out by name (L3)."""
+        numbers, refused = split_numbers(metrics)
+        for name, reason in refused.items():
+            _log.warning("metric %s of step %d is left out: %s", name, step, reason)
+        self._metrics.setdefault(step, {}).update(numbers)
+        self._on_step(step, numbers)
 
     def note(self, name: str, value: Json) -> None:
         """A fact about the run as a whole, e.g. where a stage began."""

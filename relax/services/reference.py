@@ -6,7 +6,7 @@ holds the reference role.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +26,7 @@ async def open_reference(assembly: "Assembly", path: Path, fresh: bool) -> tuple
     return assembly.make_backend(model), compute
 
 
-def _bind(model: object, path: Path, fresh: bool) -> None:
+def _bind(model: Any, path: Path, fresh: bool) -> None:
     if not fresh and not path.exists():
         raise UserError(
             f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again"

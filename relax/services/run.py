@@ -163,6 +163,8 @@ class Run:
         self._projection.wasted_tokens = int(state.totals["wasted_tokens"])
         if self._evaluation is not None:
             self._evaluation.next_number = state.next_evaluation
+            known = f"eval/{self._config.eval.sets[0].name}/reward"
+            self._evaluated = {step for step, _ in self._ledger.metric(known)}
 
     def _samples(self, index: int) -> bool:
         return self._assembly.stage(index, 0, 0).plan.samples
@@ -210,7 +212,7 @@ class Run:
         self._state = None
         if assembly.store.latest is None:
             await self._publisher.first(start)
-        await self._evaluate(self._publisher.version, force=True)
+        await self._evaluate(self._publisher.version, force=start == self._progress.first)
         return again
 
     async def _begin_optimizer(self, index: int) -> None:

@@ -125,4 +125,5 @@ def _trainer(crew: Crew, setup: StageSetup, bus: TransferQueue) -> Trainer:
 
 
 def _rollout_lease_s(tasks: Mapping[str, Task]) -> float:
-    return 60.0 + max((task.timeout_s * task.max_attempts for task in tasks.values()), default=0.0)
+    """How long a leased group may go without a put: its sibling first waits until another trajectory's attempts are over."""
+    return 60.0 + 2 * max((task.timeout_s * task.max_attempts for task in tasks.values()), default=0.0)

@@ -47,7 +47,7 @@ class StepStatistics:
         """Absent values are absent: no NaN ever reaches a tracker."""
         values: dict[str, float] = {"train/groups": self._groups, "train/rows_skipped": self.skipped_rows}
         if self._rewards:
-            values["reward/mean"] = float(np.mean(self._rewards))
+            values["reward/trained"] = float(np.mean(self._rewards))
         if self._lengths:
             values["rollout/tokens/mean"] = float(np.mean(self._lengths))
             values["train/tokens"] = int(np.sum(self._lengths))

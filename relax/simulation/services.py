@@ -244,19 +244,19 @@ class ServiceRun:
 
 def simulate_services(seed: int) -> Failure | None:
     """Run the services of a seed; None when every rule held."""
-    return _simulate(seed)[0]
+    return run_scenario(draw_scenario(seed))[0]
 
 
 def history(seed: int) -> list[str]:
     """Every event of a seed's run, as text: equal on every machine."""
-    failure, events = _simulate(seed)
+    failure, events = run_scenario(draw_scenario(seed))
     if failure is not None:
         raise Violation(failure.rule, failure.message)
     return [f"{event.time_s!r} {event.kind} {event.data!r}" for event in events]
 
 
-def _simulate(seed: int) -> tuple[Failure | None, list[Event]]:
-    scenario = draw_scenario(seed)
+def run_scenario(scenario: Scenario) -> tuple[Failure | None, list[Event]]:
+    """One run, with its last events."""
     events: list[Event] = []
 
     async def main() -> None:
@@ -270,7 +270,7 @@ def _simulate(seed: int) -> tuple[Failure | None, list[Event]]:
     try:
         run_virtual(main(), PATIENCE_S)
     except StandstillError as error:
-        return failure_of("services", seed, scenario, Violation(PROGRESS, str(error)), events), events
+        return failure_of("services", scenario.seed, scenario, Violation(PROGRESS, str(error)), events), events
     except Exception as error:
-        return failure_of("services", seed, scenario, error, events), events
+        return failure_of("services", scenario.seed, scenario, error, events), events
     return None, events

@@ -52,7 +52,10 @@ class EngineSetting:
 
 @dataclass(frozen=True, slots=True)
 class RoleSetting:
-    """`stall_rate` is a holder's chance to outlive its lease; `lease_share` scales rollout leases against a sibling's time limit."""
+    """`stall_rate` is a holder's chance to outlive its lease.
+
+    `lease_share` scales rollout leases against the time limit of a sibling, which may wait as long for its place.
+    """
 
     rollouts: int
     rewards: int
@@ -132,7 +135,7 @@ def _role(random: Random) -> RoleSetting:
         timeout_s=random.choice((8.0, 20.0, 60.0)),
         max_attempts=random.randint(1, 3),
         stall_rate=_rate(random, 0.02, 0.1),
-        lease_share=random.choice((1.2, 2.0)),
+        lease_share=random.choice((2.1, 3.0)),
         reward_failure=_rate(random, 0.05, 0.2),
         crashes=random.choice((0, 0, 2, 4)),
         trainer_crashes=random.choice((0, 0, 1, 3)),

@@ -31,6 +31,7 @@ class ExactConfig(RewardConfig):
     strip: bool = True
     """Ignore white space at both ends."""
     ignore_case: bool = False
+    """Letters match in either case."""
 
 
 class NumericConfig(RewardConfig):

@@ -50,7 +50,9 @@ class AdamWConfig(OptimizerConfig):
 
     type: str = "adamw"
     betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """Decay of the running means of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the squared mean."""
 
 
 class SgdConfig(OptimizerConfig):
@@ -58,6 +60,7 @@ class SgdConfig(OptimizerConfig):
 
     type: str = "sgd"
     momentum: Decay = 0.0
+    """Share of the last update that goes on."""
 
 
 class ScheduleConfig(ComponentConfig):
@@ -78,6 +81,7 @@ class LinearConfig(ScheduleConfig):
 
     type: str = "linear"
     min_ratio: Ratio = 0.0
+    """The last factor of the learning rate."""
 
 
 class CosineConfig(ScheduleConfig):
@@ -85,3 +89,4 @@ class CosineConfig(ScheduleConfig):
 
     type: str = "cosine"
     min_ratio: Ratio = 0.0
+    """The last factor of the learning rate."""

@@ -143,7 +143,7 @@ def test_case_l6_the_logged_reward_is_the_mean_over_what_was_trained() -> None:
     fetched = Fetched(("a", "b", "c"), {"a": {"reward": 1.0}, "b": {"reward": 0.0}, "c": {"reward": None}})
     statistics.add_group(["a", "b", "c"], fetched, np.array([4, 2, 0]))
     metrics = statistics.metrics({"policy/ratio_mean": Measure(6.0, 4.0), "policy/entropy": Measure(0.0, 0.0)})
-    assert metrics["reward/mean"] == 0.5
+    assert metrics["reward/trained"] == 0.5
     assert metrics["policy/ratio_mean"] == 1.5
     assert "policy/entropy" not in metrics
 

@@ -11,7 +11,8 @@ from relax.algorithms.measure import MEASURES
 from relax.services.metric import METRICS, metric_of, split_numbers
 
 EMITTERS = (
-    "services/statistic.py", "services/projection.py", "services/meter.py", "services/roles/trainer.py",
+    "services/statistic.py",
+    "services/tally.py", "services/projection.py", "services/meter.py", "services/roles/trainer.py",
     "services/roles/evaluation.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py",
     "algorithms/supervised.py", "algorithms/loss.py", "algorithms/gap.py",
 )  # fmt: skip

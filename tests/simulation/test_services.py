@@ -1,12 +1,14 @@
 """Tier 2: the real services on virtual time keep every rule, and a seed is one history."""
 
+from dataclasses import replace
+
 import pytest
 
 from relax.engines.routing import Routing
 from relax.services.controller import Controller
 from relax.services.gate import Gate
 from relax.simulation.scenario import draw_scenario
-from relax.simulation.services import history, simulate_services
+from relax.simulation.services import history, run_scenario, simulate_services
 from relax.simulation.violation import Failure
 
 
@@ -59,6 +61,23 @@ def test_rule_st8_what_a_short_last_step_leaves_behind_is_ended(monkeypatch: pyt
     failure = first_failure(100)
     assert failure is not None
     assert failure.rule in ("ST8", "AC1")
+
+
+def test_rule_tq2_groups_whose_siblings_wait_for_places_keep_their_lease() -> None:
+    """Every trajectory runs into its time limit, and half of them first wait as long for a place."""
+    drawn = draw_scenario(0)
+    stage = replace(drawn.stages[0], algorithm="grpo", group_size=2, steps=2, groups_per_step=2, max_lost=2)
+    scenario = replace(
+        drawn,
+        stages=(stage,),
+        fleet=replace(drawn.fleet, engines=1, slots=1, mean_s=1e5, load_failure=0.0, load_damage=0.0),
+        task=replace(drawn.task, timeout_s=100.0, max_attempts=2, reward_stall=0.0),
+        releases=0,
+        drops=0,
+    )
+    failure, events = run_scenario(scenario)
+    assert failure is None, failure.text()
+    assert not [event for event in events if event.kind == "bus/expire"]
 
 
 def test_a_run_that_stands_still_says_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""AC5: failed, filtered and dropped trajectories are in every denominator; a constant reward is noticed (H7)."""
+
+import logging
+
+import pytest
+
+from relax.services.ledger import TrajectoryRow
+from relax.services.tally import CONSTANT_STEPS, Tally
+
+
+def row(reward: float | None, failure: str | None = None) -> TrajectoryRow:
+    return TrajectoryRow("g000000/0", 1, reward, "[]", failure, "done", 3, "0x3", "text")
+
+
+def test_rule_ac5_a_failed_trajectory_counts_as_zero_in_the_mean_reward() -> None:
+    tally = Tally()
+    for reward, failure in ((1.0, None), (1.0, None), (None, "timeout"), (None, None)):
+        tally.add(row(reward, failure), is_judged=True)
+    assert tally.take() == {"rollout/failed": 0.5, "reward/mean": 0.5}
+
+
+def test_case_l2_each_step_counts_its_own_trajectories() -> None:
+    """rLLM#382, prime-rl#3152: what ended in an earlier step is not in this one's denominator."""
+    tally = Tally()
+    tally.add(row(1.0), is_judged=True)
+    tally.take()
+    tally.add(row(0.0), is_judged=True)
+    assert tally.take() == {"rollout/failed": 0.0, "reward/mean": 0.0}
+    assert tally.take() == {}
+
+
+def test_a_supervised_stage_has_no_reward() -> None:
+    tally = Tally()
+    tally.add(row(None), is_judged=False)
+    assert tally.take() == {"rollout/failed": 0.0}
+
+
+def constant_steps(tally: Tally, steps: int, reward: float) -> None:
+    for _ in range(steps):
+        tally.add(row(reward), is_judged=True)
+        tally.add(row(reward), is_judged=True)
+        tally.take()
+
+
+def test_case_h7_a_reward_that_stays_one_constant_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """ROLL#371."""
+    tally = Tally()
+    with caplog.at_level(logging.WARNING):
+        constant_steps(tally, CONSTANT_STEPS - 1, 0.5)
+        assert caplog.records == []
+        constant_steps(tally, CONSTANT_STEPS, 0.5)
+    assert len(caplog.records) == 1
+    assert "was 0.5" in caplog.text
+
+
+def test_case_h7_a_reward_that_varies_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    tally = Tally()
+    with caplog.at_level(logging.WARNING):
+        for step in range(3 * CONSTANT_STEPS):
+            constant_steps(tally, 1, float(step % 2))
+    assert caplog.records == []
