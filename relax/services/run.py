@@ -21,6 +21,7 @@ from relax.services.account import Account
 from relax.services.assembly import Assembly
 from relax.services.controller import Controller, StopRequested
 from relax.services.directory import RunDirectory
+from relax.services.dump import BatchDump
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.meter import Meter
@@ -232,6 +233,7 @@ class Run:
             backend=assembly.backend,
             compute=assembly.compute("trainer"),
             publish=self._publisher,
+            dump=BatchDump(self._directory.dumps),
             renderer=assembly.renderer,
             tasks=assembly.tasks,
             fleet=assembly.fleet if setup.plan.samples else None,

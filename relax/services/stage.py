@@ -24,7 +24,7 @@ from relax.services.roles.demonstration import Demonstration
 from relax.services.roles.reference import Reference
 from relax.services.roles.reward import Reward
 from relax.services.roles.rollout import Rollout, RolloutSettings
-from relax.services.roles.trainer import Publish, Trainer, TrainerSettings
+from relax.services.roles.trainer import Dump, Publish, Trainer, TrainerSettings
 from relax.services.subscription import subscriptions
 from relax.services.task import Task
 
@@ -55,6 +55,7 @@ class Crew:
     backend: TrainBackend
     compute: Compute
     publish: Publish
+    dump: Dump
     renderer: Renderer
     tasks: Mapping[str, Task]
     fleet: Fleet | None = None
@@ -121,6 +122,7 @@ def _trainer(crew: Crew, setup: StageSetup, bus: TransferQueue) -> Trainer:
         setup.algorithm,
         setup.trainer,
         crew.publish,
+        crew.dump,
     )
 
 

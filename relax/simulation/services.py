@@ -188,6 +188,7 @@ class ServiceRun:
             backend=self.backend,
             compute=self.compute,
             publish=self.publisher,
+            dump=lambda step, rows: None,
             renderer=PlainRenderer(self.scenario.task.branch_rate),
             tasks={TASK: self._task()},
             fleet=self.fleet if setup.plan.samples else None,

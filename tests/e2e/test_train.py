@@ -1,12 +1,17 @@
 """Whole runs on the local runtime, with a real model, a real engine and a real trainer."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from relax.core.error import UserError
+from relax.core.batch import StepReport
+from relax.core.error import RelaxError, UserError
+from relax.training.torch_backend import TorchBackend
 from tests.e2e.tiny import final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
 
 
@@ -135,3 +140,34 @@ async def test_case_a21_a_reward_that_always_fails_stops_the_run_with_its_reason
     ledger = open_ledger(config)
     assert ledger.counts()["failed"] >= 24
     ledger.close()
+
+
+def explode(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """Let the optimizer report a non-finite gradient at these steps, counted over the run."""
+    original, calls = TorchBackend.optim_step, itertools.count()
+
+    def optim_step(self: TorchBackend, normalizer: float) -> StepReport:
+        report = original(self, 0.0 if (bad := next(calls) in steps) else normalizer)
+        return replace(report, applied=False, finite=False) if bad else report
+
+    monkeypatch.setattr(TorchBackend, "optim_step", optim_step)
+
+
+async def test_rule_lo6_a_nonfinite_step_ends_its_groups_and_leaves_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explode(monkeypatch, {4})
+    config = tiny_config(tmp_path)
+    summary, hub = await train(config)
+    assert summary["ledger"]["reasons"] == {"dropped(nonfinite)": 4}
+    assert summary["ledger"]["balances"]
+    assert summary["steps"] == 8
+    assert hub.metrics[4]["train/applied"] == 0.0
+    dumped = np.load(run_root(config) / "dumps" / "step-000004.npz")
+    assert {name.rsplit("/", 1)[1] for name in dumped.files} >= {"token_ids", "mask", "weights", "advantages"}
+
+
+async def test_rule_lo6_too_many_nonfinite_steps_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    explode(monkeypatch, set(range(3, 99)))
+    with pytest.raises(RelaxError, match="3 steps of stage 'rl' had a non-finite loss"):
+        await train(tiny_config(tmp_path))

@@ -1,5 +1,6 @@
 """The ledger: rows written once, cut back on resume, audited for staleness."""
 
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -92,4 +93,4 @@ def test_a_path_with_signs_of_a_uri_opens(tmp_path: Path) -> None:
 def test_version_runs_round_trip(versions: list[int]) -> None:
     runs = parse_versions(pack_versions(versions))
     assert [version for version, count in runs for _ in range(count)] == versions
-    assert all(first[0] != second[0] for first, second in zip(runs, runs[1:], strict=False))
+    assert all(first[0] != second[0] for first, second in itertools.pairwise(runs))

@@ -5,7 +5,7 @@ Consumes: whole groups of samples with every column the loss needs. Waits for: t
 Micro-batches run as soon as they are full (LO2); the update waits for the last group of the step.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,10 @@ Publish = Callable[[int, bool], Awaitable[Mapping[str, float]]]
 """Called after each step with the new step number and whether the update was applied; returns metrics of publication."""
 
 
+Dump = Callable[[int, Sequence[TrainRow]], None]
+"""Called with the rows of a step whose loss or gradient was not finite (LO6)."""
+
+
 def measured_loss(algorithm: Algorithm, step: int) -> LossFn:
     """The algorithm's loss; for sampled tokens, with the engine-trainer logprob gap by age beside it (LO7)."""
     return GapByAge(algorithm.loss, step) if algorithm.tokens_from == "rollout" else algorithm.loss
@@ -48,6 +52,7 @@ class StepWork:
     """What the current step has gathered: rows waiting for a micro-batch, lengths per group, and sums so far."""
 
     waiting: list[TrainRow] = field(default_factory=list)
+    trained: list[TrainRow] = field(default_factory=list)
     group_lengths: list[np.ndarray] = field(default_factory=list)
     passes: list[ForwardBackward] = field(default_factory=list)
     leases: list[str] = field(default_factory=list)
@@ -67,10 +72,12 @@ class Trainer:
         algorithm: Algorithm,
         settings: TrainerSettings,
         publish: Publish,
+        dump: Dump,
     ) -> None:
         self._bus, self._controller = bus, controller
         self._backend, self._compute = backend, compute
-        self._algorithm, self._settings, self._publish = algorithm, settings, publish
+        self._algorithm, self._settings = algorithm, settings
+        self._publish, self._dump = publish, dump
         self._loss = algorithm.loss
 
     async def run(self, first_step: int, end_step: int) -> None:
@@ -163,6 +170,7 @@ class Trainer:
         with statistics.timed("train"):
             result = await self._compute.run(self._backend.forward_backward, shards, self._loss)
         work.passes.append(result)
+        work.trained += trainable
 
     def _has_gradient(self, row: TrainRow) -> bool:
         """False for a row whose gradient is exactly zero: its forward pass is left out, its weight still counts."""
@@ -177,6 +185,8 @@ class Trainer:
         with statistics.timed("optim"):
             report = await self._compute.run(self._backend.optim_step, normalizer if has_work and finite else 0.0)
         nonfinite = not (finite and report.finite)
+        if nonfinite:
+            self._dump(step, work.trained)
         reason = "nonfinite" if nonfinite else ("" if report.applied else "nothing to train")
         metrics = statistics.metrics(merge_measures([result.measures for result in work.passes]))
         if work.passes and normalizer > 0 and not nonfinite:
