@@ -1,0 +1,70 @@
+"""Cases of section A that concern the gate's surroundings: capacity, versions of a trajectory, on-policy with slow loads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax.core.id import group_id
+from relax.core.protocol import Candidate
+from relax.services.check import capacity, check_run
+from relax.services.gate import Gate
+from relax.services.ledger import pack_versions, parse_versions
+from relax.services.row import oldest_version
+from tests.e2e.tiny import tiny_config, tiny_tree
+from tests.services.test_gate import ListLog
+
+
+def test_case_a4_capacity_is_the_controllers_and_no_replica_divides_it(tmp_path: Path) -> None:
+    """AReaL#1471."""
+    one = tiny_config(tmp_path / "one")
+    many = tiny_config(tmp_path / "many", rollout={**tiny_tree(tmp_path)["rollout"], "replicas": 8})
+    assert capacity(one, one.stages[1]) == capacity(many, many.stages[1])
+    assert capacity(one, one.stages[1]).groups == (1 + 2) * 4
+
+
+def test_case_a6_the_age_of_a_trajectory_comes_from_its_sampled_tokens_only() -> None:
+    """AReaL#1408: prompt (-1) + tokens of versions 5 and 6: head 5, tail 6."""
+    versions = np.array([-1, -1, 5, 5, -1, 6], dtype=np.int32)
+    mask = versions >= 0
+    assert oldest_version(versions) == 5
+    assert parse_versions(pack_versions(versions[mask].tolist())) == [(5, 2), (6, 1)]
+    assert oldest_version(np.array([-1, -1], dtype=np.int32)) is None
+
+
+def test_case_a9_on_policy_waits_for_a_slow_load_and_evicts_nothing() -> None:
+    """torchforge#557: a load that takes 30 ticks while a step takes 1 must not make every group too old."""
+    gate = Gate(ListLog(), groups_per_step=2, max_staleness=0)
+    live, trained = 0, 0
+    for _ in range(5):
+        for _ in range(30):
+            assert not gate.may_admit(live) or live == gate.step
+        live = gate.step
+        groups = [group_id(trained + number) for number in range(2)]
+        for group in groups:
+            gate.admit(group, live)
+        chosen = gate.choose([Candidate(group, number) for number, group in enumerate(groups)], 2)
+        trained += len(chosen)
+        gate.advance()
+    assert trained == 10
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(None, 3), (0, 0)])
+def test_case_a9_zero_differs_from_unset(tmp_path: Path, stage: int | None, expected: int) -> None:
+    """torchforge#558."""
+    tree = tiny_tree(tmp_path)
+    tree["stages"][1]["max_staleness"] = stage
+    config = tiny_config(tmp_path, stages=tree["stages"], rollout={**tree["rollout"], "max_staleness": 3})
+    assert config.max_staleness_of(config.stages[1]) == expected
+
+
+def test_rule_st9_stale_training_without_correction_is_said_with_the_choices(tmp_path: Path) -> None:
+    """Case A17, Miles#1829."""
+    tree = tiny_tree(tmp_path)
+    tree["stages"][1]["algorithm"]["old_logprobs"] = "current"
+    (warning,) = check_run(tiny_config(tmp_path, stages=tree["stages"]))
+    assert "stages.1.algorithm" in warning
+    for choice in ("old_logprobs: rollout", "correction.type: token_truncated", "max_staleness: 0"):
+        assert choice in warning
+    tree["stages"][1]["algorithm"]["correction"] = {"type": "token_truncated"}
+    assert check_run(tiny_config(tmp_path, stages=tree["stages"])) == []
