@@ -14,7 +14,7 @@ import numpy as np
 from relax.bus.queue import TransferQueue
 from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.event import Event
-from relax.core.id import GroupId, group_id
+from relax.core.id import GroupId, group_id, index_of
 from relax.core.message import Json, Prompt, prompt_to_json
 from relax.core.protocol import Candidate
 from relax.services.access import StepOutcome, Taken
@@ -136,7 +136,7 @@ class Controller:
 
     def outstanding_prompts(self) -> list[tuple[GroupId, Prompt]]:
         """Groups admitted and not ended, in admission order: a resumed run admits them again under their own numbers."""
-        return sorted(self._prompts.items())
+        return sorted(self._prompts.items(), key=lambda item: index_of(item[0]))
 
     # --- admission ---
 
@@ -144,9 +144,7 @@ class Controller:
         """Admit what the stage can use, `again` first. Endless while the stage lasts: ended groups are replaced."""
         waiting = list(again)
         while True:
-            await self.changed.wait_for(
-                self._may_admit
-            )  # no deadline: a stage that cannot go on is found by the stall watch
+            await self.changed.wait_for(self._may_admit)  # no deadline: the stall watch finds a stage that cannot go on
             group, prompt = waiting.pop(0) if waiting else self._next(prompts)
             await self._admit(group, prompt)
 
@@ -180,10 +178,10 @@ class Controller:
     # --- what roles report ---
 
     async def start(self, group: GroupId) -> int:
-        """See ControllerAccess. A group that has ended meanwhile keeps the base it had: its results will be late."""
-        if not self.gate.holds(group):
-            return self.gate.step
+        """See ControllerAccess. For a group that has ended meanwhile any engine will do: its results will be late."""
         live = self._current.live()
+        if not self.gate.holds(group):
+            return live or 0
         before = self.gate.base_of(group)
         base = self.gate.start(group, live if live is not None else before)
         if base != before:

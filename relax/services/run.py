@@ -4,6 +4,7 @@ Called by `relax train`. The process that calls it is the unit of failure on the
 leaves a ledger, and a checkpoint to resume from.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.stall import watch
 from relax.services.summary import write_summary
 from relax.training.checkpoint import CheckpointStore
+
+_report = logging.getLogger(__name__)
 
 EVENTS_KEPT = 20_000
 """Events that stay in memory for reports; projections have read them all."""
@@ -111,6 +114,8 @@ class Run:
 
     def _build(self) -> None:
         config, assembly = self._config, self._assembly
+        for note in assembly.vocabulary.notes:
+            _report.warning("tokenizer: %s", note)
         self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
