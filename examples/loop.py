@@ -28,10 +28,9 @@ from relax.core.trajectory import Trajectory
 from relax.core.version import Version
 from relax.core.weight import Probe
 from relax.data.config import GeneratorConfig
-from relax.data.mixture import build_source
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
-from relax.data.stream import PromptRules
+from relax.data.stream import PromptRules, PromptStream, build_reader
 from relax.engines.config import TorchEngineConfig
 from relax.engines.torch.engine import TorchEngine
 from relax.model.load import load_model, load_tokenizer
@@ -106,9 +105,10 @@ def build_parts(threads: ExitStack, seed: int) -> Parts:
     vocabulary = read_vocabulary(tokenizer, model.config)  # which ids may be sampled, for engine and trainer alike
     renderer = TextRenderer(tokenizer, vocabulary, {"plain": True})  # messages to tokens, tokens to text
     source = GeneratorConfig(name="addition", task="addition", function="relax.data.arithmetic:addition")
-    prompts = build_source(
-        [source], renderer=renderer, rules=PromptRules(MAX_PROMPT_TOKENS), quarantine=Quarantine(), seed=seed
+    reader = build_reader(
+        source, renderer=renderer, rules=PromptRules(MAX_PROMPT_TOKENS), quarantine=Quarantine(), seed=seed
     )
+    prompts = PromptStream(reader, seed=seed)  # endless: pass after pass over the records, each in an order of its own
     engine_thread = threads.enter_context(closing(ComputeThread("engine")))
     trainer_thread = threads.enter_context(closing(ComputeThread("trainer")))
     engine = TorchEngine(TorchEngineConfig(), copy.deepcopy(model), vocabulary, engine_thread, name="engine")

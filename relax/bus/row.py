@@ -128,11 +128,6 @@ class BusStatus:
         return self.charged_rows - self.reserved_rows
 
     @property
-    def over_bytes(self) -> int:
-        """Bytes stored beyond their groups' reservations (accepted, TQ5)."""
-        return self.charged_bytes - self.reserved_bytes
-
-    @property
     def stalled(self) -> bool:
         """Admissions wait, no lease is held, and every consumer with something available already waits and declines it.
 

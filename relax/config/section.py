@@ -141,7 +141,9 @@ class RolloutSection(Config):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling settings of training."""
     max_context_tokens: PositiveInt | None = None
-    """Most tokens of a whole trajectory, prompt included; null: the prompt's and the completion's limits alone."""
+    """Most tokens of one history, prompt included; null: the prompt's and the completion's limits alone."""
+    max_trajectory_tokens: PositiveInt | None = None
+    """Most tokens that all turns of a trajectory may sample together; null: no such limit."""
 
 
 class CheckpointSection(Config):

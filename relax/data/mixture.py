@@ -74,16 +74,3 @@ def build_streams(
         )
         for config in configs
     }
-
-
-def build_source(
-    configs: Sequence[SourceConfig],
-    *,
-    renderer: CheckingRenderer,
-    rules: PromptRules,
-    quarantine: Quarantine,
-    seed: int,
-) -> Mixture:
-    """All source nodes of a run as one source."""
-    streams = build_streams(configs, renderer=renderer, rules=rules, quarantine=quarantine, seed=seed)
-    return Mixture(streams, {config.name: config.weight for config in configs})

@@ -63,11 +63,6 @@ def scaled_logits(logits: Tensor, temperature: Temperature = 1.0, allowed: Tenso
     return _scaled(flat, _row_temperature(temperature, flat, None), allowed).view(logits.shape)
 
 
-def logprob_temperature(temperature: float) -> float:
-    """The temperature whose logprobs a request reports: greedy decoding (0) reports those of temperature 1."""
-    return temperature if temperature > 0 else 1.0
-
-
 def _scaled(block: Tensor, temperature: Tensor, allowed: Tensor | None) -> Tensor:
     # Division by a tensor, never by a Python number: CUDA turns the latter into a product with other bits.
     scaled = block.float() / temperature

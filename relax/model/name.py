@@ -45,12 +45,6 @@ def bind_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 module._buffers[attribute] = tensors[name]
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Distinct trainable or bound scalars of the model: tied ones count once, buffers not at all."""
-    values = (_value(slots[0]) for slots in _published_slots(model).values())
-    return sum(value.numel() for value in values if isinstance(value, nn.Parameter))
-
-
 def _check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     problems = [f"{name} is missing" for name in sorted(set(expected) - set(given))]
     problems += [f"{name} is not a tensor of the model" for name in sorted(set(given) - set(expected))]

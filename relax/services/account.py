@@ -14,6 +14,11 @@ EndState: TypeAlias = Literal["trained", "filtered", "failed", "dropped"]
 END_STATES: tuple[EndState, ...] = get_args(EndState)
 
 
+MAX_REASONS = 50
+"""Different reasons that are counted by themselves; texts may hold anything, and the account is written at every step."""
+OTHER = "other reasons"
+
+
 class Account:
     def __init__(self) -> None:
         self.admitted = 0
@@ -40,10 +45,14 @@ class Account:
             raise InvariantError("AC1", f"group {group} ended as {state} but is not outstanding")
         self._outstanding.remove(group)
         self.ended[state] += 1
+        if (state, reason) not in self.reasons and len(self.reasons) >= MAX_REASONS:
+            reason = OTHER  # the whole text is in the ledger
         self.reasons[state, reason] += 1
 
-    def check(self) -> None:
-        """Raises InvariantError("AC1") when the sums do not balance."""
+    def check(self, outstanding: int | None = None) -> None:
+        """Raises InvariantError("AC1") when the sums do not balance, or the gate holds another number of groups."""
+        if outstanding is not None and outstanding != self.outstanding:
+            raise InvariantError("AC1", f"{self.outstanding} groups are outstanding, the gate holds {outstanding}")
         if self.admitted != sum(self.ended.values()) + self.outstanding:
             raise InvariantError("AC1", f"account does not balance: {self.counts()}")
 

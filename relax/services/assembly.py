@@ -32,10 +32,12 @@ from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
 from relax.runtime.local import LocalLauncher
 from relax.runtime.pool import build_pool
+from relax.runtime.table import RUNTIMES
 from relax.services.check import capacity, max_context_tokens, max_rows
 from relax.services.controller import StageBounds
 from relax.services.fleet import Fleet
 from relax.services.plan import make_plan
+from relax.services.play import EpisodeLimits
 from relax.services.publisher import ProbeSource
 from relax.services.roles.evaluation import EvaluationSet
 from relax.services.roles.rollout import RolloutSettings
@@ -45,6 +47,7 @@ from relax.services.task import Task
 from relax.tasks.table import ENVIRONMENTS, REWARDS
 from relax.training.table import BACKENDS
 from relax.weights.store import WeightStore
+from relax.weights.transport import build_transport
 from relax.weights.updater import EngineUpdater
 
 
@@ -56,6 +59,7 @@ class Assembly:
     quarantine: Quarantine
     clock: LoopClock = field(default_factory=LoopClock)
     computes: dict[str, Compute] = field(default_factory=dict)
+    _engines: list[Any] = field(default_factory=list)
 
     # --- model facts ---
 
@@ -81,14 +85,28 @@ class Assembly:
         return load_model(model.path, model.weights, model.dtype, self.config.run.seed)
 
     @property
-    def max_context_tokens(self) -> int:
-        return max_context_tokens(self.config)
+    def limits(self) -> EpisodeLimits:
+        rollout = self.config.rollout
+        return EpisodeLimits(
+            self.config.run.seed,
+            max_context_tokens(self.config),
+            self.vocabulary.allowed,
+            rollout.max_trajectory_tokens,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Requests that one engine runs at a time."""
+        return self.config.rollout.engine.slots  # type: ignore[attr-defined, no-any-return]
 
     # --- threads and processes ---
 
     @cached_property
     def _launcher(self) -> LocalLauncher:
-        return LocalLauncher(self.config.runtime.strict, self.config.run.seed)  # type: ignore[attr-defined]
+        launcher: LocalLauncher = RUNTIMES.component(self.config.runtime.type)(
+            self.config.runtime, seed=self.config.run.seed
+        )
+        return launcher
 
     def wrap(self, name: str, target: object) -> object:
         """What roles get for a shared object: itself, or in strict mode a proxy that copies, freezes and reorders calls."""
@@ -104,8 +122,16 @@ class Assembly:
     def pool(self) -> Pool:
         return build_pool(self.config.runtime)  # type: ignore[arg-type]
 
+    async def check_pool(self) -> None:
+        """Raises UserError when a reward needs the process pool and this machine cannot isolate its processes (SE3)."""
+        rewards = [reward for task in self.config.tasks.values() for reward in task.rewards]
+        if any(getattr(reward, "uses_pool", True) for reward in rewards):
+            await self.pool.check()  # type: ignore[attr-defined]
+
     async def close(self) -> None:
-        """Idempotent; called on every path out of a run."""
+        """Idempotent; called on every path out of a run. Engines end before the threads that they compute on."""
+        for engine in self._engines:
+            await engine.close()
         for compute in self.computes.values():
             compute.close()
         self.computes.clear()
@@ -138,7 +164,8 @@ class Assembly:
 
     @cached_property
     def store(self) -> WeightStore:
-        return WeightStore(self.config.weights.keep)
+        weights, dtype = self.config.weights, self.config.model.dtype
+        return build_transport(weights.transport, weights.keep, dtype, self.compute("weights"))
 
     @property
     def probe(self) -> ProbeSource:
@@ -157,7 +184,7 @@ class Assembly:
         node = self.config.rollout.engine
         if self.config.rollout.max_context_tokens is not None:
             node = node.model_copy(update={"max_context_tokens": self.config.rollout.max_context_tokens})
-        return ENGINES.component(node.type)(
+        engine = ENGINES.component(node.type)(
             node,
             model=self.copy_model(),
             vocabulary=self.vocabulary,
@@ -167,6 +194,8 @@ class Assembly:
             clock=self.clock,
             seed=self.config.run.seed,
         )
+        self._engines.append(engine)
+        return engine
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -174,7 +203,7 @@ class Assembly:
         engines = {f"engine-{i}": self.engine(f"engine-{i}") for i in range(self.config.rollout.replicas)}
         fleet = Fleet(router, engines)
         for name, engine in engines.items():
-            router.attach(name, engine, capacity=self.config.rollout.engine.slots)  # type: ignore[attr-defined]
+            router.attach(name, engine, capacity=self.slots)
         fleet.updaters = [
             EngineUpdater(
                 name,
@@ -286,10 +315,8 @@ class Assembly:
             rollout=RolloutSettings(
                 algorithm.group_size,
                 self.sampling(),
-                config.run.seed,
-                self.max_context_tokens,
-                self.vocabulary.allowed,
-                concurrency=config.rollout.replicas * getattr(config.rollout.engine, "slots", 64) * 2,
+                self.limits,
+                concurrency=max(1, self.slots * config.rollout.replicas * 5 // 4),
             ),
             trainer=TrainerSettings(config.training.microbatch_tokens, staleness, in_order=config.run.deterministic),
             max_rows=max_rows(config, node),

@@ -70,7 +70,11 @@ class Stage:
 
 
 class StopRequested(RelaxError):
-    """The run was asked to stop; raised by `take`, where the trainer holds nothing half done."""
+    """The run was asked to stop; raised by `take`. What the trainer holds then (leases, gradients) belongs to no step yet."""
+
+
+class NoProgressError(UserError):
+    """Too many steps in a row trained nothing; raised between two steps, where a checkpoint can be written (RR6)."""
 
 
 class GateSampler:
@@ -95,6 +99,7 @@ class Controller:
         self._state = StepState()
         self._next_number = 0
         self._prompts: dict[GroupId, Prompt] = {}
+        self._again: list[tuple[GroupId, Prompt]] = []
         self._trainer_leases: dict[str, tuple[GroupId, ...]] = {}
 
     # --- stages ---
@@ -132,20 +137,24 @@ class Controller:
     async def request_stop(self) -> None:
         """The trainer's next `take` raises StopRequested; nothing more is admitted."""
         self._stopping = True
-        await self._wake()
+        if self._stage is not None:
+            await self._wake()
 
     def outstanding_prompts(self) -> list[tuple[GroupId, Prompt]]:
         """Groups admitted and not ended, in admission order: a resumed run admits them again under their own numbers."""
-        return sorted(self._prompts.items(), key=lambda item: index_of(item[0]))
+        return sorted([*self._prompts.items(), *self._again], key=lambda item: index_of(item[0]))
 
     # --- admission ---
 
-    async def admit(self, prompts: Iterator[Prompt], again: Sequence[tuple[GroupId, Prompt]] = ()) -> None:
-        """Admit what the stage can use, `again` first. Endless while the stage lasts: ended groups are replaced."""
-        waiting = list(again)
+    def readmit(self, groups: Sequence[tuple[GroupId, Prompt]]) -> None:
+        """Groups that an interrupted run had admitted; they are outstanding until they are admitted again."""
+        self._again = list(groups)
+
+    async def admit(self, prompts: Iterator[Prompt]) -> None:
+        """Admit what the stage can use, groups to readmit first. Endless while the stage lasts: ended groups are replaced."""
         while True:
             await self.changed.wait_for(self._may_admit)  # no deadline: the stall watch finds a stage that cannot go on
-            group, prompt = waiting.pop(0) if waiting else self._next(prompts)
+            group, prompt = self._again.pop(0) if self._again else self._next(prompts)
             await self._admit(group, prompt)
 
     def _next(self, prompts: Iterator[Prompt]) -> tuple[GroupId, Prompt]:
@@ -173,6 +182,11 @@ class Controller:
         self._projection.admitted(group, prompt, live, deadline, self.stage.name)
         cells = {"prompt": prompt_to_json(prompt), "base": np.int64(live)}
         size = self.stage.size
+        if self.gate.holds_only(group) and not await self._bus.has_space(size.rows, size.num_bytes):
+            raise UserError(
+                f"[TQ5] the bus is full and nothing can be taken from it: group {group} needs {size.rows} rows and "
+                f"{size.num_bytes} bytes; raise bus.max_rows or bus.max_bytes"
+            )
         await self._bus.admit(group, cells, children=size.siblings, rows=size.rows, num_bytes=size.num_bytes)
 
     # --- what roles report ---
@@ -185,6 +199,7 @@ class Controller:
         before = self.gate.base_of(group)
         base = self.gate.start(group, live if live is not None else before)
         if base != before:
+            self._projection.raised(group, base, base + self.gate.max_staleness)
             await self._wake()
         return base
 
@@ -223,7 +238,10 @@ class Controller:
         )
         closing = asyncio.create_task(self.changed.wait_for(self._take_ends), name="wait for an early close")
         try:
+            # No deadline: groups come when they come, and the stall watch finds a run in which none does.
             await asyncio.wait({taking, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                closing.result()
             if taking.done():
                 self.changed.notify()
                 return Taken(step, taking.result())
@@ -253,8 +271,8 @@ class Controller:
         await self._bus.settle(groups)
         if self.gate.step == self.stage.end:
             await self._end_rest()
-        self.account.check()
-        self._projection.stepped(outcome, self.account.counts(), self._state.lost)
+        self.account.check(self.gate.outstanding)
+        self._projection.stepped(outcome, self.account.counts(), self._state.lost, await self._bus.status())
         self._judge(outcome, len(groups))
         self._state.lost, self._state.closing = 0, False
         await self._wake()
@@ -271,14 +289,14 @@ class Controller:
         state, stage = self._state, self.stage
         state.nonfinite += outcome.reason == "nonfinite"
         if state.nonfinite >= stage.max_nonfinite_steps:
-            raise RelaxError(
+            raise NoProgressError(
                 f"{state.nonfinite} steps of stage {stage.name!r} had a non-finite loss or gradient; "
                 "lower the learning rate, or inspect the dumped batches"
             )
         state.empty_in_row = 0 if num_groups else state.empty_in_row + 1
         if state.empty_in_row >= stage.max_empty_steps:
             reasons = self.account.counts()["reasons"]
-            raise UserError(
+            raise NoProgressError(
                 f"{state.empty_in_row} steps in a row had no group to train (each gave up after {stage.max_lost} lost groups): "
                 f"{reasons}; look at the failures with `relax show group`, or change the filter or the task"
             )

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from relax.core.error import UserError
 from relax.core.message import Json
+from relax.services.file import write_whole
 
 
 class RunDirectory:
@@ -117,9 +118,7 @@ class RunDirectory:
 
     def write_json(self, path: Path, value: Mapping[str, Json]) -> None:
         """Whole or not at all: readers never see half a file."""
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps(value, indent=2, sort_keys=False) + "\n")
-        os.replace(aside, path)
+        write_whole(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
     def clear(self) -> None:
         """Forget a finished run; only for `relax train --overwrite`, under the lock."""

@@ -58,9 +58,8 @@ def _evaluation(assembly: Assembly, sets: Sequence[EvaluationSet], results: list
         assembly.renderer,
         assembly.tasks,
         sets,
-        assembly.config.run.seed,
-        assembly.max_context_tokens,
-        assembly.vocabulary.allowed,
+        assembly.limits,
+        assembly.slots,
         number=lambda: 0,
         report=results.append,
     )

@@ -56,6 +56,10 @@ class Gate:
         """Whether the group is outstanding or taken."""
         return group in self._outstanding or group in self._taken
 
+    def holds_only(self, group: GroupId) -> bool:
+        """Whether the group is outstanding and no other is outstanding or taken."""
+        return not self._taken and self._outstanding.keys() == {group}
+
     def taken_groups(self) -> tuple[GroupId, ...]:
         return tuple(self._taken)
 

@@ -136,13 +136,30 @@ class Ledger:
             )
 
     def cut_after(self, event: int, step: int) -> None:
-        """Forget what a resume takes back: rows closed after `event`, metrics of steps from `step` on."""
+        """Forget what a resume takes back: rows closed after `event`, metrics of steps from `step` on.
+
+        The evaluation of version `step` stays: it was made of the weights that the run resumes with.
+        """
         with self._connection:
-            for table in _TABLES.values():
-                self._connection.execute(f"DELETE FROM {table} WHERE event > ?", (event,))
-            self._connection.execute("DELETE FROM metric WHERE step >= ?", (step,))
+            for row, table in _TABLES.items():
+                if row is not EvaluationRow:
+                    self._connection.execute(f"DELETE FROM {table} WHERE event > ?", (event,))
+            self._connection.execute("DELETE FROM evaluation WHERE step > ?", (step,))
+            self._connection.execute(
+                "DELETE FROM metric WHERE step > ? OR (step = ? AND name NOT LIKE 'eval/%')", (step, step)
+            )
+
+    def sync(self) -> None:
+        """To the disk itself: a checkpoint that survives a power cut must not be newer than its ledger."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # --- reading ---
+
+    def next_evaluation(self) -> int:
+        """A number that no evaluation group has yet."""
+        number = "CAST(substr(id, 2, instr(id, '/') - 2) AS INTEGER)"
+        found = self._connection.execute(f"SELECT MAX({number}) AS last FROM evaluation").fetchone()
+        return 0 if found["last"] is None else int(found["last"]) + 1
 
     def group(self, id: str) -> dict[str, Json] | None:
         found = self._connection.execute("SELECT * FROM group_ WHERE id = ?", (id,)).fetchone()

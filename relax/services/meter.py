@@ -29,6 +29,9 @@ class Meter:
             metrics[f"idle/{name}"] = min(1.0, max(0.0, 1.0 - busy / elapsed))
         if "fleet" in self._assembly.__dict__:
             metrics |= await self._engines(elapsed)
+        if "pool" in self._assembly.__dict__:
+            pool = self._assembly.pool
+            metrics |= {"pool/killed": pool.killed, "pool/crashed": pool.crashed}  # type: ignore[attr-defined]
         self._projection.measure(step, metrics)
 
     async def _engines(self, elapsed: float) -> dict[str, float]:

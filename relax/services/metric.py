@@ -28,6 +28,18 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     ),
     "reward/trained": Metric("1", "reward, mean over the trajectories that the step trained on"),
     "rollout/failed": Metric("share", "trajectories without a reward among all whose group ended since the last step"),
+    "rollout/branches": Metric(
+        "segments", "histories that no suffix continued, of trajectories that ended since the last step (TK2)"
+    ),
+    "rollout/unstable": Metric(
+        "turns", "completions whose text encodes to other ids than were sampled; trained as sampled (TK1)"
+    ),
+    "rollout/mixed_tokens": Metric("tokens", "tokens sampled with old key-values after a load (on_load: keep, WS6)"),
+    "bus/rows": Metric("rows", "rows on the bus"),
+    "bus/bytes": Metric("bytes", "bytes of cells on the bus"),
+    "bus/late": Metric("puts", "puts, renewals and acks under a lease that was gone, in this stage (TQ4)"),
+    "pool/killed": Metric("calls", "calls in the process pool that were killed over a limit, since the run began"),
+    "pool/crashed": Metric("calls", "calls in the process pool whose process died, since the run began"),
     "eval/<set>/reward": Metric("1", "mean reward of an evaluation set; a failed sample counts as 0"),
     "eval/<set>/failed": Metric("samples", "samples of an evaluation set that failed"),
     "staleness/max": Metric("steps", "age of the oldest token that the step trained on"),

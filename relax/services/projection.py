@@ -7,11 +7,11 @@ written once per step on the ledger's own thread; monitors are fed through a que
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from relax.bus.row import Fetched
+from relax.bus.row import BusStatus, Fetched
 from relax.core.id import GroupId, Table, table_of
 from relax.core.message import Json, Prompt
 from relax.core.protocol import Compute
@@ -58,6 +58,10 @@ class Projection:
     def admitted(self, group: GroupId, prompt: Prompt, base: int, deadline: int, stage: str) -> None:
         self._admissions[group] = Admission(prompt, base, deadline, stage)
 
+    def raised(self, group: GroupId, base: int, deadline: int) -> None:
+        """The group's base was raised before its first token (ST2)."""
+        self._admissions[group] = replace(self._admissions[group], base=base, deadline=deadline)
+
     def ended(self, group: GroupId, fetched: Fetched, state: str, reason: str, step: int | None) -> None:
         """A group reached its one terminal state; `fetched` holds all its rows, which may be deleted afterwards."""
         admission = self._admissions.pop(group)
@@ -68,16 +72,18 @@ class Projection:
                 row = _trajectory_row(id, fetched, event)
                 self._rows.append(row)
                 self._tally.add(row, is_judged="reward_parts" in fetched.cells[id])
+                self._tally.count(read_turns(fetched.cells[id]["turns"]).info, fetched.cells[id].get("mixed"))
                 self.sampled_tokens += row.tokens
                 self.wasted_tokens += 0 if state == "trained" else row.tokens
             elif table_of(id) is Table.sample:
                 self._rows.append(_sample_row(id, fetched, event))
 
-    def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int) -> None:
+    def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int, bus: BusStatus) -> None:
         """A step is over; its metrics are complete."""
         metrics = {**outcome.metrics, **self._tally.take()}
         for name in ("admitted", "trained", "filtered", "failed", "dropped", "outstanding"):
             metrics[f"ledger/{name}"] = counts[name]
+        metrics |= {"bus/rows": bus.rows, "bus/bytes": bus.num_bytes, "bus/late": bus.late}
         metrics |= {"gate/lost": lost, "train/applied": float(outcome.applied)}
         metrics["rollout/sampled_tokens"] = self.sampled_tokens
         metrics["rollout/wasted_tokens"] = self.wasted_tokens

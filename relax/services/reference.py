@@ -4,7 +4,6 @@ Kept as a file of the run directory, so that a resumed run has the same referenc
 holds the reference role.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from relax.core.error import UserError
 from relax.core.protocol import Compute, TrainBackend
 from relax.model.name import bind_tensors, published_tensors
+from relax.services.file import written_aside
 
 if TYPE_CHECKING:
     from relax.services.assembly import Assembly
@@ -33,9 +33,7 @@ def _bind(model: Any, path: Path, fresh: bool) -> None:
         )
     if fresh:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        save_file(
-            {name: tensor.detach().clone().contiguous() for name, tensor in published_tensors(model).items()}, aside
-        )
-        os.replace(aside, path)
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in published_tensors(model).items()}
+        with written_aside(path) as aside:
+            save_file(tensors, aside)
     bind_tensors(model, load_file(path))

@@ -24,7 +24,6 @@ class RunState:
     event: int
     incarnation: int
     next_number: int
-    next_evaluation: int
     account: dict[str, Json]
     outstanding: list[tuple[GroupId, Prompt]]
     source: dict[str, Json]
@@ -38,7 +37,6 @@ class RunState:
             "event": self.event,
             "incarnation": self.incarnation,
             "next_number": self.next_number,
-            "next_evaluation": self.next_evaluation,
             "account": self.account,
             "outstanding": [[group, prompt_to_json(prompt)] for group, prompt in self.outstanding],
             "source": self.source,
@@ -54,7 +52,6 @@ class RunState:
             value["event"],
             value["incarnation"],
             value["next_number"],
-            value["next_evaluation"],
             value["account"],
             [(GroupId(group), prompt_from_json(prompt)) for group, prompt in value["outstanding"]],
             value["source"],

@@ -7,6 +7,7 @@ leaves a ledger, and a checkpoint to resume from.
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from relax.bus.log import MemoryLog
@@ -20,7 +21,7 @@ from relax.data.quarantine import Quarantine
 from relax.runtime.task import TaskSet
 from relax.services.account import Account
 from relax.services.assembly import Assembly
-from relax.services.controller import Controller, StopRequested
+from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.dump import BatchDump
 from relax.services.gate import Gate
@@ -50,7 +51,6 @@ class StageProgress:
     index: int = 0
     first: int = 0
     end: int = 0
-    samples: bool = False
     source: Source | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -69,35 +69,39 @@ class Run:
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
-        self._ledger = Ledger(self._directory.ledger)
-        try:
-            self._build()
-        except BaseException:
-            await self._assembly.close()
-            self._ledger.close()
-            raise
-        try:
-            async with TaskSet("run") as tasks:
-                if self._evaluation is not None:
-                    tasks.start("evaluation", self._evaluation.run(), endless=True)
-                tasks.start("monitors", self._hub.run(), endless=True)
-                tasks.start(
-                    "stall watch",
-                    watch(self._progress_mark, self._stall_report, self._config.run.stall_s),
-                    endless=True,
-                )
+        async with AsyncExitStack() as stack:
+            self._ledger = Ledger(self._directory.ledger)
+            stack.callback(self._ledger.close)
+            stack.push_async_callback(self._hub.close)
+            stack.push_async_callback(self._assembly.close)
+            await self._build()
+            stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
+            ended = await self._run()
+            seconds = self._progress.seconds
+            return write_summary(self._config, self._directory, self._ledger, seconds, stopped=ended)
+
+    async def _run(self) -> bool:
+        """Run the stages; true when a stop was requested. Either way, and when steps train nothing, a checkpoint is left."""
+        failure: NoProgressError | None = None
+        is_stopped = False
+        async with TaskSet("run") as tasks:
+            if self._evaluation is not None:
+                tasks.start("evaluation", self._evaluation.run(), endless=True)
+            tasks.start("monitors", self._hub.run(), endless=True)
+            stall_watch = watch(self._progress_mark, self._stall_report, self._config.run.stall_s)
+            tasks.start("stall watch", stall_watch, endless=True)
+            try:
                 await self._stages()
                 await self._settle_evaluation()
-                await self._projection.flush()
-            return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=False)
-        except StopRequested:
-            await self._checkpoint()
-            return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=True)
-        finally:
-            await self._projection.flush()  # what ended before a failure is what explains it
-            await self._assembly.close()
-            await self._hub.close()
-            self._ledger.close()
+            except StopRequested:
+                is_stopped = True
+                await self._checkpoint()
+            except NoProgressError as error:
+                failure = error
+                await self._checkpoint()
+        if failure is not None:
+            raise failure
+        return is_stopped
 
     async def stop(self) -> None:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
@@ -112,8 +116,9 @@ class Run:
 
     # --- building ---
 
-    def _build(self) -> None:
+    async def _build(self) -> None:
         config, assembly = self._config, self._assembly
+        await assembly.check_pool()
         for note in assembly.vocabulary.notes:
             _report.warning("tokenizer: %s", note)
         self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
@@ -147,9 +152,8 @@ class Run:
             self._assembly.renderer,
             self._assembly.tasks,
             sets,
-            self._config.run.seed,
-            self._assembly.max_context_tokens,
-            self._assembly.vocabulary.allowed,
+            self._assembly.limits,
+            self._assembly.slots,
             lambda: self._log.last_number,
             self._report_evaluation,
         )
@@ -168,7 +172,7 @@ class Run:
         self._projection.sampled_tokens = int(state.totals["sampled_tokens"])
         self._projection.wasted_tokens = int(state.totals["wasted_tokens"])
         if self._evaluation is not None:
-            self._evaluation.next_number = state.next_evaluation
+            self._evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
             self._evaluated = {step for step, _ in self._ledger.metric(known)}
 
@@ -191,7 +195,7 @@ class Run:
         node, setup = self._config.stages[index], self._assembly.stage(index, start, end)
         source = self._assembly.source(node)
         self._progress.index, self._progress.first, self._progress.end = index, first, end
-        self._progress.samples, self._progress.source = setup.plan.samples, source
+        self._progress.source = source
         again = await self._begin_stage(index, start, end, source)
         self._projection.note(f"stage/{node.name}", {"first": first, "end": end, "samples": setup.plan.samples})
         began = time.monotonic()
@@ -218,7 +222,7 @@ class Run:
         self._state = None
         if assembly.store.latest is None:
             await self._publisher.first(start)
-        await self._evaluate(self._publisher.version, force=start == self._progress.first)
+        await self._evaluate(self._publisher.version)
         return again
 
     async def _begin_optimizer(self, index: int) -> None:
@@ -251,19 +255,20 @@ class Run:
     async def _after_step(self, version: Version) -> None:
         step, config, progress = version.number, self._config, self._progress
         await self._meter.step(step - 1)
-        at_end = step == progress.end
-        every = config.eval.every
-        await self._evaluate(version, force=at_end or (every > 0 and (step - progress.first) % every == 0))
-        if at_end or step % config.training.checkpoint.every == 0:
+        await self._evaluate(version)
+        if step == progress.end or step % config.training.checkpoint.every == 0:
+            await self._settle_evaluation()
             await self._checkpoint()
         await self._projection.flush()
         self._write_status(step)
 
-    async def _evaluate(self, version: Version, force: bool) -> None:
-        if self._evaluation is None or not force or version.number in self._evaluated:
-            return
-        self._evaluated.add(version.number)
-        await self._evaluation.request(version, version.number)
+    async def _evaluate(self, version: Version) -> None:
+        """Request an evaluation when one is due and not done: at both ends of a stage and every `eval.every` steps."""
+        step, progress, every = version.number, self._progress, self._config.eval.every
+        is_due = step in (progress.first, progress.end) or (every > 0 and (step - progress.first) % every == 0)
+        if self._evaluation is not None and is_due and step not in self._evaluated:
+            self._evaluated.add(step)
+            await self._evaluation.request(version, step)
 
     def _report_evaluation(self, result: EvaluationResult) -> None:
         self._projection.evaluated(result.rows)
@@ -274,10 +279,13 @@ class Run:
             await self._evaluation.idle()
 
     async def _checkpoint(self) -> None:
-        """The cut of RR3: what the ledger holds, the cursor, the groups in flight, the weights and the optimizer."""
-        await self._settle_evaluation()
-        await self._projection.flush()
+        """The cut of RR3: what the ledger holds, the cursor, the groups in flight, the weights and the optimizer.
+
+        The cut comes first: what ends while it is written has a later event number, and a resume takes it back.
+        """
         state = self._cut()
+        await self._projection.flush()
+        await self._assembly.compute("ledger").run(self._ledger.sync)
         backend = self._assembly.backend
         await self._assembly.compute("trainer").run(
             lambda: self._checkpoints.write(
@@ -294,7 +302,6 @@ class Run:
             event=self._log.last_number,
             incarnation=self._publisher.version.incarnation,
             next_number=controller.next_number,
-            next_evaluation=self._evaluation.next_number if self._evaluation is not None else 0,
             account=controller.account.counts(),
             outstanding=controller.outstanding_prompts(),
             source=source.state(),

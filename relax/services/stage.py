@@ -68,6 +68,7 @@ async def run_stage(
 ) -> None:
     """Train the steps `bounds.first .. bounds.end - 1`. `again` are groups that an interrupted run had admitted."""
     bounds, controller = setup.bounds, crew.controller
+    controller.readmit(again)
     bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), crew.log, crew.clock, setup.max_rows, setup.max_bytes)
     fleet = crew.fleet if setup.plan.samples else None
     controller.begin_stage(bounds, bus, fleet.live if fleet is not None else lambda: controller.gate.step)
@@ -80,7 +81,7 @@ async def run_stage(
             if fleet is not None:
                 fleet.start(tasks, controller.changed.notify)
             _start_roles(tasks, crew, setup, bus)
-            tasks.start("admission", controller.admit(prompts, again), endless=True)
+            tasks.start("admission", controller.admit(prompts), endless=True)
             trainer = _trainer(crew, setup, bus)
             await trainer.run(bounds.first, bounds.end)
     finally:
@@ -98,7 +99,9 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
             rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout)  # type: ignore[arg-type]
             tasks.start("rollout", rollout.run(), endless=True)
         elif role == "demonstration":
-            demonstration = Demonstration(bus_access, controller, crew.renderer, setup.rollout.max_context_tokens)  # type: ignore[arg-type]
+            demonstration = Demonstration(
+                bus_access, controller, crew.renderer, setup.rollout.limits.max_context_tokens
+            )  # type: ignore[arg-type]
             tasks.start("demonstration", demonstration.run(), endless=True)
         elif role == "reward":
             reward = Reward(bus_access, controller, crew.tasks, setup.algorithm.reward_filter)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import numpy as np
 
 from relax.bus.row import Fetched
 from relax.core.batch import Measure
+from relax.services.row import read_turns
 
 
 class StepStatistics:
@@ -22,6 +23,7 @@ class StepStatistics:
         self._groups = 0
         self._rewards: list[float] = []
         self._lengths: list[int] = []
+        self._trained_tokens = 0
         self._staleness: list[int] = []
         self._seconds: dict[str, float] = defaultdict(float)
 
@@ -34,9 +36,11 @@ class StepStatistics:
         finally:
             self._seconds[phase] += time.perf_counter() - start
 
-    def add_group(self, trajectories: list[str], fetched: Fetched, lengths: np.ndarray) -> None:
+    def add_group(self, trajectories: list[str], fetched: Fetched, trained_tokens: int) -> None:
+        """Count a taken group, of which `trained_tokens` are in the loss."""
         self._groups += 1
-        self._lengths += [int(length) for length in lengths]
+        self._trained_tokens += trained_tokens
+        self._lengths += [read_turns(fetched.get(id, "turns")).num_sampled for id in trajectories]
         rewards = [fetched.cells[id].get("reward") for id in trajectories]
         self._rewards += [float(reward) for reward in rewards if reward is not None]
 
@@ -50,7 +54,7 @@ class StepStatistics:
             values["reward/trained"] = float(np.mean(self._rewards))
         if self._lengths:
             values["rollout/tokens/mean"] = float(np.mean(self._lengths))
-            values["train/tokens"] = int(np.sum(self._lengths))
+            values["train/tokens"] = self._trained_tokens
         if self._staleness:
             values["staleness/max"] = max(self._staleness)
             values["staleness/mean"] = float(np.mean(self._staleness))

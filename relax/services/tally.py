@@ -5,9 +5,11 @@ failures and filters never make a reward look better than it is.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from relax.core.message import Json
 from relax.services.ledger import TrajectoryRow
 
 _log = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ class Tally:
     _rewards: list[float] = field(default_factory=list)
     _failed: int = 0
     _trajectories: int = 0
+    _branches: int = 0
+    _unstable: int = 0
+    _mixed: int = 0
     _constant: float | None = None
     _constant_steps: int = 0
 
@@ -33,15 +38,25 @@ class Tally:
         if is_judged:
             self._rewards.append(row.reward if row.reward is not None else 0.0)
 
+    def count(self, info: Mapping[str, Json], mixed: Any) -> None:
+        """What the episode counted (TK2, E3), and tokens of which old key-values met new weights (WS6)."""
+        self._branches += info.get("branches", 0)
+        self._unstable += info.get("unstable", 0)
+        self._mixed += 0 if mixed is None else int(mixed.sum())
+
     def take(self) -> dict[str, float]:
         """The step's metrics; the counts begin again. Warns once when the reward stays one constant (H7)."""
         metrics: dict[str, float] = {}
         if self._trajectories:
             metrics["rollout/failed"] = self._failed / self._trajectories
+            metrics["rollout/branches"] = self._branches
+            metrics["rollout/unstable"] = self._unstable
+            metrics["rollout/mixed_tokens"] = self._mixed
         if self._rewards:
             metrics["reward/mean"] = sum(self._rewards) / len(self._rewards)
             self._watch(self._rewards)
         self._rewards, self._failed, self._trajectories = [], 0, 0
+        self._branches = self._unstable = self._mixed = 0
         return metrics
 
     def _watch(self, rewards: Iterable[float]) -> None:

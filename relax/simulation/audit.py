@@ -131,7 +131,9 @@ class Audit:
             if group["step"] is None:
                 continue
             everything, needed = bound[group["step"]]
-            for row in self._ledger.children(TrajectoryRow, group["id"]):
+            rows = self._ledger.children(TrajectoryRow, group["id"])
+            judged = [row for row in rows if row["reward"] is not None]
+            for row in judged or rows:  # AC4: of a judged group the survivors only
                 for sample in self._ledger.children(SampleRow, row["id"]):
                     everything.add(sample["id"])
                     if self._has_gradient(group["stage"], sample):

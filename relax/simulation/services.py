@@ -28,6 +28,7 @@ from relax.services.fleet import Fleet
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.plan import make_plan
+from relax.services.play import EpisodeLimits
 from relax.services.projection import Projection
 from relax.services.publisher import ProbeSource, Publisher
 from relax.services.roles.rollout import RolloutSettings
@@ -156,7 +157,7 @@ class ServiceRun:
             ),
             plan=make_plan(algorithm),
             algorithm=algorithm,
-            rollout=RolloutSettings(stage.group_size, sampling, self.scenario.seed, 1000, None, concurrency),
+            rollout=RolloutSettings(stage.group_size, sampling, EpisodeLimits(self.scenario.seed, 1000), concurrency),
             trainer=TrainerSettings(self.random.choice((16, 64, 4096)), stage.max_staleness, self.scenario.in_order),
             max_rows=groups * rows,
             max_bytes=groups * size.num_bytes,

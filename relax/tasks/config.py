@@ -23,6 +23,11 @@ class RewardConfig(ComponentConfig):
     timeout_s: PositiveFloat = 10.0
     """Seconds that judging one trajectory may take; more is a failure of this part."""
 
+    @property
+    def uses_pool(self) -> bool:
+        """Whether it is judged in the process pool, which the machine must then be able to isolate."""
+        return False
+
 
 class ExactConfig(RewardConfig):
     """1 if the response equals the reference (or one of a list of references), else 0."""
@@ -51,6 +56,10 @@ class MathVerifyConfig(RewardConfig):
     memory_bytes: int = Field(default=1 << 30, gt=0)
     """Memory that one comparison may use."""
 
+    @property
+    def uses_pool(self) -> bool:
+        return True
+
 
 class FunctionConfig(RewardConfig):
     """`type: my_package.module:function`: a function of your own."""
@@ -63,3 +72,7 @@ class FunctionConfig(RewardConfig):
     """Let it reach the network from the pool."""
     memory_bytes: int = Field(default=1 << 30, gt=0)
     """Memory that one call may use in the pool."""
+
+    @property
+    def uses_pool(self) -> bool:
+        return not self.in_process

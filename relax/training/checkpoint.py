@@ -1,7 +1,8 @@
 """Checkpoint directories that are complete or ignored (RR4): written aside, flushed, marked, renamed.
 
-Called by the trainer role and by resume. A directory counts only if its marker lists files that are all there in full size, so
-neither a kill at any moment nor a half-copied directory can be mistaken for a checkpoint. Knows nothing of what is inside.
+Called by the run, between steps and on resume. A directory counts only if its marker lists files that are all there in full
+size, so neither a kill at any moment nor a half-copied directory can be mistaken for a checkpoint. Knows nothing of what is
+inside.
 """
 
 import json

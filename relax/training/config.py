@@ -14,14 +14,19 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class BackendConfig(ComponentConfig):
-    """What every backend's node has. `needs_model` is false for a backend that trains nothing real."""
+    """What every backend's node has. `needs_model` is false for a backend that trains nothing real.
+
+    `dtypes` are the values of `model.dtype` that it can train.
+    """
 
     needs_model: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
 
 class TorchConfig(BackendConfig):
     """One process, one device, float32."""
 
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     type: str = "torch"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a device, else the CPU."""

@@ -45,7 +45,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StageSettings:
     """The nodes that a stage began with, as JSON."""
 
     optimizer: Mapping[str, Any]
@@ -88,7 +88,7 @@ def save_model(model: Any, tokenizer_path: Path | None, folder: Path) -> None:
 def save_training(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
-    plan: Plan,
+    settings: StageSettings,
     counters: Counters,
     folder: Path,
 ) -> None:
@@ -107,7 +107,7 @@ def save_training(
                 tensors[f"optimizer/{key}/{name}"] = value.detach().contiguous()
     home = folder / "training"
     home.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, "plan": asdict(plan), "counters": asdict(counters), "optimizer": values}
+    document = {"format": FORMAT, "settings": asdict(settings), "counters": asdict(counters), "optimizer": values}
     (home / "state.json").write_text(json.dumps(document, indent=1))
     try:
         save_file(tensors, home / "state.safetensors")
@@ -115,7 +115,7 @@ def save_training(
         raise OSError(f"cannot write the optimizer into {home}: {error}") from error
 
 
-def read_training(folder: Path, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> SavedTraining:
+def read_training(folder: Path, settings: StageSettings, parameters: Mapping[str, nn.Parameter]) -> SavedTraining:
     """What `save_training` wrote. Raises UserError when it is missing, damaged, or of another optimizer or model."""
     home = folder / "training"
     try:
@@ -125,7 +125,7 @@ def read_training(folder: Path, plan: Plan, parameters: Mapping[str, nn.Paramete
         raise UserError(f"{folder} holds no usable training state: {error}; resume from another checkpoint") from error
     if document["format"] != FORMAT:
         raise UserError(f"{home} has format {document['format']}, this version reads {FORMAT}")
-    have, want = document["plan"]["optimizer"].get("type"), plan.optimizer.get("type")
+    have, want = document["settings"]["optimizer"].get("type"), settings.optimizer.get("type")
     if have != want:
         raise UserError(
             f"{folder} was saved with optimizer {have!r}, this run has {want!r}; set training.optimizer.type: {have}, "

@@ -58,7 +58,7 @@ class TorchBackend:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: Schedule = lambda step: 1.0
         self._rates: list[float] = []
-        self._plan = state.Plan({}, {}, 0)
+        self._settings = state.StageSettings({}, {}, 0)
         self._counters = state.Counters()
         self._finite = True
 
@@ -71,7 +71,9 @@ class TorchBackend:
         self._schedule = SCHEDULES.component(schedule.type)(schedule, total_steps)
         self._optimizer = OPTIMIZERS.component(optimizer.type)(optimizer, self._parameters.values())
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._plan = state.Plan(optimizer.model_dump(mode="json"), schedule.model_dump(mode="json"), total_steps)
+        self._settings = state.StageSettings(
+            optimizer.model_dump(mode="json"), schedule.model_dump(mode="json"), total_steps
+        )
         self._counters = state.Counters()
         self._clear()
 
@@ -121,7 +123,7 @@ class TorchBackend:
         """
         folder = Path(path)
         state.save_model(self._model, self._tokenizer_path, folder)
-        state.save_training(self._begun(), self._parameters, self._plan, self._counters, folder)
+        state.save_training(self._begun(), self._parameters, self._settings, self._counters, folder)
 
     def load(self, path: str) -> None:
         """Go on exactly where `save` left off; call `begin` first, with the stage's nodes.
@@ -130,7 +132,7 @@ class TorchBackend:
         """
         folder = Path(path)
         optimizer = self._begun()
-        saved = state.read_training(folder, self._plan, self._parameters)
+        saved = state.read_training(folder, self._settings, self._parameters)
         state.load_model_into(self._model, folder)
         saved.restore(optimizer, self._parameters)
         self._counters = saved.counters

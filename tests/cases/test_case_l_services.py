@@ -140,10 +140,14 @@ async def test_case_l4_an_evaluation_is_logged_at_the_step_it_is_of(tmp_path: Pa
 
 def test_case_l6_the_logged_reward_is_the_mean_over_what_was_trained() -> None:
     statistics = StepStatistics(3)
-    fetched = Fetched(("a", "b", "c"), {"a": {"reward": 1.0}, "b": {"reward": 0.0}, "c": {"reward": None}})
-    statistics.add_group(["a", "b", "c"], fetched, np.array([4, 2, 0]))
+    turns = {"turns": [[0, 2, 5, "stop", "x"]], "messages": [], "end": "done", "info": {}}
+    rewards = {"a": 1.0, "b": 0.0, "c": None}
+    fetched = Fetched(("a", "b", "c"), {id: {"reward": reward, "turns": turns} for id, reward in rewards.items()})
+    statistics.add_group(["a", "b", "c"], fetched, 6)
     metrics = statistics.metrics({"policy/ratio_mean": Measure(6.0, 4.0), "policy/entropy": Measure(0.0, 0.0)})
     assert metrics["reward/trained"] == 0.5
+    assert metrics["rollout/tokens/mean"] == 3.0
+    assert metrics["train/tokens"] == 6
     assert metrics["policy/ratio_mean"] == 1.5
     assert "policy/entropy" not in metrics
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from relax.data.mixture import build_source
+from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.stream import PromptRules
 from tests.data.toy import char_renderer, source_config, stream_of
@@ -20,8 +20,9 @@ def make_stream():
 
 
 def make_mixture():
-    configs = [generator_config("a", weight=2), generator_config("b", shuffle=False)]
-    return build_source(configs, renderer=char_renderer(), rules=PromptRules(64), quarantine=Quarantine(), seed=3)
+    configs = [generator_config("a"), generator_config("b", shuffle=False)]
+    streams = build_streams(configs, renderer=char_renderer(), rules=PromptRules(64), quarantine=Quarantine(), seed=3)
+    return Mixture(streams, {"a": 2, "b": 1})
 
 
 @pytest.mark.parametrize("make", [make_stream, make_mixture])

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from relax.core.error import DataError, UserError
 from relax.core.message import PromptKey, prompt_from_json, prompt_to_json, text_message
 from relax.data.cursor import Cursor, seeded_order
-from relax.data.mixture import Mixture, build_source
+from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.stream import PromptRules, read_prompts
 from tests.data.toy import char_renderer, problems, reader_of, source_config, stream_of, write_lines
@@ -240,10 +240,11 @@ def test_a_source_without_usable_records_names_the_reasons(tmp_path):
 
 def mixture(weights, seed=0):
     configs = [
-        source_config(name=name, weight=weight, type="generator", function="tests.data.toy:numbered", args={"count": 7})
-        for name, weight in weights.items()
+        source_config(name=name, type="generator", function="tests.data.toy:numbered", args={"count": 7})
+        for name in weights
     ]
-    return build_source(configs, renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=seed)
+    streams = build_streams(configs, renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=seed)
+    return Mixture(streams, weights)
 
 
 def test_weights_hold_in_every_window():
@@ -272,7 +273,7 @@ def test_a_mixture_of_other_sources_is_refused():
 def test_sources_have_unique_names_and_positive_weights():
     config = source_config(path="a.jsonl")
     with pytest.raises(DataError, match="toy names more than one source"):
-        build_source([config, config], renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=0)
+        build_streams([config, config], renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=0)
     with pytest.raises(DataError, match="positive weights"):
         Mixture({"a": mixture({"a": 1})}, {"a": 0})
 

@@ -1,5 +1,6 @@
 """Whole runs on the local runtime, with a real model, a real engine and a real trainer."""
 
+import asyncio
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 
 from relax.core.batch import StepReport
 from relax.core.error import RelaxError, UserError
+from relax.services.ledger import TrajectoryRow
+from relax.services.roles.evaluation import Evaluation, EvaluationRequest
 from relax.training.torch_backend import TorchBackend
-from tests.e2e.tiny import final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
+from tests.e2e.tiny import ADDITION, final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
@@ -171,3 +174,68 @@ async def test_rule_lo6_too_many_nonfinite_steps_stop_the_run(tmp_path: Path, mo
     explode(monkeypatch, set(range(3, 99)))
     with pytest.raises(RelaxError, match="3 steps of stage 'rl' had a non-finite loss"):
         await train(tiny_config(tmp_path))
+
+
+HELDOUT = {"name": "heldout", "args": {"digits": 1, "split": "heldout"}, "shuffle": False, **ADDITION}
+EVALUATED = {"every": 2, "sets": [{"name": "heldout", "source": HELDOUT, "max_records": 4}]}
+
+
+@pytest.mark.parametrize("stop_after", [2, 4])
+async def test_rule_rr3_a_resumed_run_has_every_evaluation_once(tmp_path: Path, stop_after: int) -> None:
+    """The evaluation of the version that a checkpoint holds belongs to the run, and is not made twice."""
+    whole = deterministic(tmp_path, "whole", eval=EVALUATED)
+    halved = deterministic(tmp_path, "halved", eval=EVALUATED)
+    first, _ = await train(whole)
+    await train(halved, stop_after=stop_after)
+    second, _ = await train(halved, resume=True)
+    ledgers = open_ledger(whole), open_ledger(halved)
+    series = [ledger.metric("eval/heldout/reward") for ledger in ledgers]
+    assert [step for step, _ in series[0]] == [0, 2, 3, 5, 7, 8]
+    assert series[0] == series[1]
+    assert first["eval/final"] == second["eval/final"]
+    for ledger in ledgers:
+        ledger.close()
+
+
+async def test_a_stop_during_an_evaluation_leaves_a_checkpoint_and_the_resume_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path, eval=EVALUATED)
+    evaluate = Evaluation._evaluate
+
+    async def hang(self: Evaluation, request: EvaluationRequest) -> None:
+        if request.step == 5:
+            await asyncio.Event().wait()
+        await evaluate(self, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "_evaluate", hang)
+        async with asyncio.timeout(60):
+            stopped, _ = await train(config, stop_after=4)
+    assert stopped["steps"] == 5
+    await train(config, resume=True)
+    ledger = open_ledger(config)
+    assert [step for step, _ in ledger.metric("eval/heldout/reward")] == [0, 2, 3, 5, 7, 8]
+    ledger.close()
+
+
+def fails_on_even_length(response: str) -> float:
+    if len(response) % 2 == 0:
+        raise ValueError("even")
+    return float(len(set(response)))
+
+
+async def test_rule_ac4_a_trajectory_that_could_not_be_judged_is_not_trained(tmp_path: Path) -> None:
+    rewards = [{"type": "tests.e2e.test_train:fails_on_even_length", "in_process": True}]
+    config = tiny_config(tmp_path, tasks={"addition": {"rewards": rewards, "min_survivors": 1}})
+    _, hub = await train(config)
+    ledger = open_ledger(config)
+    tokens: dict[int, int] = {}
+    for number in range(48, ledger.note("account")["admitted"]):
+        row = ledger.group(f"g{number:06d}")
+        if row is not None and row["state"] == "trained":
+            judged = [t["tokens"] for t in ledger.children(TrajectoryRow, row["id"]) if t["reward"] is not None]
+            tokens[row["step"]] = tokens.get(row["step"], 0) + sum(judged)
+    assert tokens == {step: hub.metrics[step]["train/tokens"] for step in range(3, 8)}
+    assert 0 < max(hub.metrics[step]["rollout/failed"] for step in range(3, 8)) < 1
+    ledger.close()

@@ -19,7 +19,7 @@ from relax.core.weight import Manifest, Probe, Tensor, WeightSet
 from relax.engines.config import TorchEngineConfig
 from relax.engines.torch.engine import TorchEngine
 from relax.model.load import load_model, load_tokenizer
-from relax.model.logprob import logprob_temperature, token_logprobs
+from relax.model.logprob import token_logprobs
 from relax.model.name import published_tensors, tensor_specs
 from relax.model.vocabulary import Vocabulary, read_vocabulary
 from relax.runtime.compute import ComputeThread
@@ -151,7 +151,8 @@ def reference_logprobs(
         with torch.no_grad():
             logits = model_for(number)(input_ids=full[None]).logits[0]
         start = len(token_ids)
-        found = token_logprobs(logits[start - 1 : -1], full[start:], logprob_temperature(temperature), allowed).numpy()
+        reported = temperature or 1.0  # greedy decoding reports the logprobs of temperature 1
+        found = token_logprobs(logits[start - 1 : -1], full[start:], reported, allowed).numpy()
         chosen = completion.versions == number
         values[chosen] = found[chosen]
     return values

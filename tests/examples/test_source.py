@@ -6,7 +6,7 @@ from typing import Any
 
 from examples.source.subtraction import subtraction
 from relax.config.tree import RunConfig
-from relax.data.mixture import build_source
+from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
 from relax.data.stream import PromptRules
@@ -29,13 +29,14 @@ def test_a_recipe_mixes_it_by_weight(
 ) -> None:
     config = overlay("source/subtraction.yaml")
     vocabulary = read_vocabulary(tiny_tokenizer, load_model_config(tiny_model_path))
-    source = build_source(
+    streams = build_streams(
         config.data.sources,  # type: ignore[arg-type]
         renderer=TextRenderer(tiny_tokenizer, vocabulary, config.data.chat_template_args),
         rules=PromptRules(config.data.max_prompt_tokens),
         quarantine=Quarantine(),
         seed=config.run.seed,
     )
+    source = Mixture(streams, {node.name: node.weight for node in config.data.sources})  # type: ignore[attr-defined]
     prompts = [next(source) for _ in range(30)]
     assert Counter(prompt.task for prompt in prompts) == {"addition": 10, "subtraction": 20}
     assert all("-" in prompt.messages[0].text for prompt in prompts if prompt.task == "subtraction")

@@ -7,7 +7,7 @@ import torch
 
 from relax.core.error import InvariantError, UserError
 from relax.model import logprob
-from relax.model.logprob import entropy, logprob_temperature, scaled_logits, token_logprobs
+from relax.model.logprob import entropy, scaled_logits, token_logprobs
 
 V = 112
 
@@ -151,7 +151,3 @@ def test_low_precision_logits_are_widened_before_the_softmax() -> None:
     assert torch.equal(values, token_logprobs(low.detach().float(), ids, 0.7, allowed))
     values.sum().backward()
     assert low.grad.dtype == torch.bfloat16
-
-
-def test_greedy_requests_report_logprobs_of_temperature_one() -> None:
-    assert [logprob_temperature(value) for value in (0.0, 0.7, 1.0)] == [1.0, 0.7, 1.0]

@@ -12,14 +12,17 @@ class Recorder:
     def __init__(self) -> None:
         self.entries: list[tuple[int, dict[str, float]]] = []
         self.samples: list[tuple[int, Any]] = []
+        self.calls: list[str] = []
         self.closed = 0
         self.thread: threading.Thread | None = None
 
     async def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.thread = threading.current_thread()
+        self.calls.append(f"log {step}")
         self.entries.append((step, dict(metrics)))
 
     async def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self.calls.append(f"log_samples {step}")
         self.samples.append((step, samples))
 
     async def close(self) -> None:
@@ -40,16 +43,21 @@ class Gated(Recorder):
 
 
 class Raising(Recorder):
-    """Raises from the `at`-th call of log on."""
+    """Raises from the `at`-th call of log on, or with `samples` in log_samples only."""
 
-    def __init__(self, error: Callable[[], BaseException], at: int = 0) -> None:
+    def __init__(self, error: Callable[[], BaseException], at: int = 0, samples: bool = False) -> None:
         super().__init__()
-        self._error, self._at = error, at
+        self._error, self._at, self._on_samples = error, at, samples
 
     async def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if len(self.entries) >= self._at:
+        if len(self.entries) >= self._at and not self._on_samples:
             raise self._error()
         await super().log(step, metrics)
+
+    async def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        if self._on_samples:
+            raise self._error()
+        await super().log_samples(step, samples)
 
 
 class Waiting(Recorder):

@@ -4,7 +4,7 @@ import pytest
 
 from relax.core.error import InvariantError
 from relax.core.id import group_id
-from relax.services.account import Account
+from relax.services.account import MAX_REASONS, Account
 
 
 def test_rule_ac1_the_sums_balance_through_every_kind_of_end() -> None:
@@ -57,3 +57,21 @@ def test_rule_ac1_a_restored_account_counts_outstanding_groups_once_they_are_adm
         restored.admit(group)
     restored.check()
     assert restored.counts() == counts
+
+
+def test_rule_ac1_the_gate_must_hold_as_many_groups_as_the_account() -> None:
+    account = Account()
+    account.admit(group_id(0))
+    account.check(outstanding=1)
+    with pytest.raises(InvariantError, match="the gate holds 0"):
+        account.check(outstanding=0)
+
+
+def test_reasons_are_bounded_and_the_sums_still_balance() -> None:
+    account = Account()
+    for number in range(3 * MAX_REASONS):
+        account.admit(group_id(number))
+        account.end(group_id(number), "failed", f"record {number}")
+    counts = account.counts()
+    assert len(counts["reasons"]) == MAX_REASONS + 1
+    assert sum(counts["reasons"].values()) == counts["failed"] == 3 * MAX_REASONS

@@ -12,12 +12,13 @@ from relax.bus.queue import TransferQueue
 from relax.bus.row import RowPut, Subscription
 from relax.bus.storage import MemoryStorage
 from relax.core.column import COLUMNS
+from relax.core.error import UserError
 from relax.core.id import GroupId, Table, group_id
 from relax.core.message import Prompt, PromptKey, text_message
 from relax.runtime.clock import LoopClock
 from relax.services.access import StepOutcome
 from relax.services.account import Account
-from relax.services.controller import TRAINER, Controller, GateSampler, GroupSize, StageBounds
+from relax.services.controller import TRAINER, Controller, GateSampler, GroupSize, StageBounds, StopRequested
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
@@ -131,3 +132,32 @@ async def test_rule_st8_a_short_last_step_ends_what_it_leaves_behind(world: Worl
     assert (await world.bus.status()).groups == 0
     await world.controller._projection.flush()
     assert {world.ledger.group(group)["state"] for group in groups} == {"trained", "dropped"}  # type: ignore[index]
+
+
+async def test_rule_ac2_groups_to_admit_again_are_outstanding_until_they_are(world: World) -> None:
+    """A checkpoint that is written before they are admitted again must not forget them."""
+    prompt = Prompt(PromptKey("toy", 50, 0), "toy", (text_message("user", "?"),), "!")
+    world.controller.readmit([(group_id(7), prompt)])
+    assert world.controller.outstanding_prompts() == [(group_id(7), prompt)]
+    await world.admit(1)
+    assert [group for group, _ in world.controller.outstanding_prompts()] == [group_id(0), group_id(7)]
+
+
+async def test_a_stop_before_the_first_stage_is_kept() -> None:
+    log = MemoryLog(LoopClock())
+    projection = Projection(Ledger(":memory:"), Inline(), lambda: 0, lambda step, metrics: None)
+    controller = Controller(Gate(log, 1, 0), Account(), projection)
+    await controller.request_stop()
+    bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), log, LoopClock(), 100, 1 << 20)
+    controller.begin_stage(StageBounds("only", 0, 1, 1, 0, GroupSize(1, 3, 1000), max_lost=1), bus, lambda: 0)
+    with pytest.raises(StopRequested):
+        await controller.take("trainer")
+    await bus.close()
+
+
+async def test_rule_tq5_a_full_bus_from_which_nothing_can_be_taken_is_reported_at_once(world: World) -> None:
+    bounds = StageBounds("large", 0, 1, 2, 1, GroupSize(1, 3, 1 << 30), max_lost=1)
+    world.controller.begin_stage(bounds, world.bus, lambda: 1)
+    prompts = iter([Prompt(PromptKey("toy", 1, 0), "toy", (text_message("user", "?"),), "!")])
+    with pytest.raises(UserError, match=r"\[TQ5\] the bus is full .* raise bus.max_rows or bus.max_bytes"):
+        await world.controller.admit(prompts)

@@ -37,6 +37,43 @@ async def test_what_comes_late_keeps_its_own_step() -> None:
     assert recorder.entries == [(10, {"a": 1.0}), (10, {"eval/heldout/reward": 0.5}), (11, {"a": 2.0})]
 
 
+async def test_samples_reach_every_monitor_after_the_metrics_of_earlier_steps() -> None:
+    one, other = Recorder(), Recorder()
+    hub = MonitorHub([("one", one), ("other", other)])
+    hub.step(0, {"a": 1})
+    sample = {"text": "2"}
+    hub.samples(1, [sample, {"text": "3"}])
+    sample["text"] = "changed"
+    hub.samples(1, [])
+    hub.step(1, {"a": 2})
+    await hub.close()
+    hub.samples(2, [{"text": "late"}])
+    for recorder in (one, other):
+        assert recorder.samples == [(1, ({"text": "2"}, {"text": "3"}))]
+        assert recorder.calls == ["log 0", "log_samples 1", "log 1"]
+
+
+async def test_rule_rr9_samples_are_bounded_and_isolated_as_metrics_are() -> None:
+    slow, broken, told = Gated(), Raising(lambda: OSError("disk full"), samples=True), []
+    hub = MonitorHub([("slow", slow), ("broken", broken)], report=told.append, max_waiting=4)
+    hub.step(0, {"a": 0})
+    hub.samples(1, [{"text": "0"}])
+    assert slow.entered.wait(10)  # it holds step 0
+    for step in range(1, 10):
+        hub.samples(step, [{"text": f"{step}"}])
+    assert hub.dropped["slow"] == 6
+    slow.gate.set()
+    await hub.close()
+    assert slow.samples == [(step, ({"text": f"{step}"},)) for step in range(6, 10)]
+    assert broken.samples == []
+    assert broken.closed == 1
+    assert sorted(message.split(",")[0] for message in told) == [
+        "monitor 'broken' is switched off",
+        "monitor 'slow' was too slow: 6 entries were dropped",
+    ]
+    assert "log_samples failed: OSError: disk full" in "".join(told)
+
+
 async def test_a_quiet_step_is_logged_without_waiting_for_the_next_one() -> None:
     recorder = Gated()
     hub = MonitorHub([("recorder", recorder)], settle_s=0.0)

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 from relax.services.ledger import TrajectoryRow
@@ -12,11 +13,14 @@ def row(reward: float | None, failure: str | None = None) -> TrajectoryRow:
     return TrajectoryRow("g000000/0", 1, reward, "[]", failure, "done", 3, "0x3", "text")
 
 
+COUNTED = {"rollout/branches": 0, "rollout/unstable": 0, "rollout/mixed_tokens": 0}
+
+
 def test_rule_ac5_a_failed_trajectory_counts_as_zero_in_the_mean_reward() -> None:
     tally = Tally()
     for reward, failure in ((1.0, None), (1.0, None), (None, "timeout"), (None, None)):
         tally.add(row(reward, failure), is_judged=True)
-    assert tally.take() == {"rollout/failed": 0.5, "reward/mean": 0.5}
+    assert tally.take() == COUNTED | {"rollout/failed": 0.5, "reward/mean": 0.5}
 
 
 def test_case_l2_each_step_counts_its_own_trajectories() -> None:
@@ -25,14 +29,14 @@ def test_case_l2_each_step_counts_its_own_trajectories() -> None:
     tally.add(row(1.0), is_judged=True)
     tally.take()
     tally.add(row(0.0), is_judged=True)
-    assert tally.take() == {"rollout/failed": 0.0, "reward/mean": 0.0}
+    assert tally.take() == COUNTED | {"rollout/failed": 0.0, "reward/mean": 0.0}
     assert tally.take() == {}
 
 
 def test_a_supervised_stage_has_no_reward() -> None:
     tally = Tally()
     tally.add(row(None), is_judged=False)
-    assert tally.take() == {"rollout/failed": 0.0}
+    assert tally.take() == COUNTED | {"rollout/failed": 0.0}
 
 
 def constant_steps(tally: Tally, steps: int, reward: float) -> None:
@@ -59,3 +63,18 @@ def test_case_h7_a_reward_that_varies_does_not_warn(caplog: pytest.LogCaptureFix
         for step in range(3 * CONSTANT_STEPS):
             constant_steps(tally, 1, float(step % 2))
     assert caplog.records == []
+
+
+def test_rule_tk2_ws6_branches_unstable_turns_and_mixed_tokens_are_counted() -> None:
+    tally = Tally()
+    tally.add(row(1.0), is_judged=True)
+    tally.count({"branches": 1, "unstable": 2}, np.array([True, False, True]))
+    tally.count({}, None)
+    metrics = tally.take()
+    assert {name: metrics[name] for name in COUNTED} == {
+        "rollout/branches": 1,
+        "rollout/unstable": 2,
+        "rollout/mixed_tokens": 2,
+    }
+    tally.add(row(1.0), is_judged=True)
+    assert tally.take()["rollout/unstable"] == 0

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from relax.core.error import InvariantError
+from relax.core.error import InvariantError, UserError
 from relax.core.protocol import LossInput, LossOutput
+from relax.model.dtype import torch_dtype
+from relax.training.config import BackendConfig, TorchConfig
 from tests.training.setting import (
     LOSS,
     PolicyGradient,
     gradient_gap,
     gradients_of,
     make_backend,
+    make_model,
     make_row,
     make_rows,
     same_bits,
@@ -210,9 +213,14 @@ def test_a_senseless_normalizer_is_refused(normalizer: float) -> None:
         make_backend().optim_step(normalizer)
 
 
-def test_a_model_that_is_not_float32_is_refused() -> None:
-    from relax.core.error import UserError
-    from tests.training.setting import make_model
-
+@pytest.mark.parametrize("dtype", sorted({*BackendConfig.dtypes} - {*TorchConfig.dtypes}))
+def test_a_dtype_that_the_node_does_not_name_is_refused(dtype: str) -> None:
     with pytest.raises(UserError, match=r"trains in float32, but .* set model.dtype: float32"):
-        make_backend(model=make_model().to(torch.bfloat16))
+        make_backend(model=make_model().to(torch_dtype(dtype)))
+
+
+@pytest.mark.parametrize("dtype", TorchConfig.dtypes)
+def test_a_dtype_that_the_node_names_is_trained(dtype: str) -> None:
+    backend = make_backend(model=make_model().to(torch_dtype(dtype)))
+    backend.forward_backward([[tuple(ROWS)]], LOSS)
+    assert backend.optim_step(1.0).applied

@@ -3,7 +3,6 @@
 Called with the directory's lock held. Nothing of a run that has trained is ever overwritten without being asked for.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from relax.services.cli.argument import open_run, split_arguments
 from relax.services.cli.config import load_arguments
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
+from relax.services.file import write_whole
 from relax.services.reader import open_ledger
 from relax.training.checkpoint import CheckpointStore, read_meta
 
@@ -89,7 +89,7 @@ def prepare(request: Request) -> list[str]:
             else "an earlier run trained no step; it begins again"
         )
     if not request.resume or request.changes:
-        _write(directory.config, config_text(request.config))
+        write_whole(directory.config, config_text(request.config))
     return told
 
 
@@ -140,9 +140,3 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _listed(differences: list[str]) -> str:
     more = len(differences) - MAX_DIFFERENCES
     return "\n  ".join([*differences[:MAX_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])])
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, "utf-8")
-    os.replace(aside, path)

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: to every monitor, without ever waiting for one (RR9).
+"""Where a run's metrics and samples go: to every monitor, without ever waiting for one (RR9).
 
 Called by the run. Metrics of one step come in several parts and are merged until a later step begins or the step has been
 quiet for a while; an entry keeps the step it was measured at (L4), so a monitor may see an earlier step again. Everything
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from relax.config.tree import RunConfig
+from relax.core.message import Json
 from relax.core.protocol import Monitor
 from relax.services.directory import RunDirectory
 from relax.services.metric import split_numbers
@@ -61,6 +62,16 @@ class MonitorHub:
             self._pending = (step, {})
         self._pending[1].update(accepted)
         self._arrived.set()
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None:
+        """Take samples of `step`, each with its own keys. Returns at once; they count as one entry of a monitor's queue."""
+        if not samples or self._closed:
+            return
+        if self._pending is not None and step > self._pending[0]:
+            self._flush()  # so that a monitor sees steps in order
+        taken = tuple(dict(sample) for sample in samples)
+        for thread in self._threads:
+            thread.put_samples(step, taken)
 
     async def run(self) -> NoReturn:
         """Endless. Consumes: arrivals. Waits for: a quiet moment after one. Unblocked by: time. Logs the pending step then."""

@@ -7,13 +7,17 @@ monitor loses its oldest entries, a broken one is switched off with one message,
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Literal, TypeAlias
 
+from relax.core.message import Json
 from relax.core.protocol import Monitor
 
 Report = Callable[[str], None]
 """Takes one sentence for a person; called from the monitor's thread."""
+Entry: TypeAlias = tuple[Literal["log", "log_samples"], int, Mapping[str, float] | Sequence[Mapping[str, Json]]]
+"""A verb of the monitor, with its arguments."""
 
 
 class MonitorThread:
@@ -28,7 +32,7 @@ class MonitorThread:
         self.ended: Future[None] = Future()
         self._monitor, self._report = monitor, report
         self._max_waiting, self._call_timeout_s = max_waiting, call_timeout_s
-        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._waiting: deque[Entry] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -40,21 +44,29 @@ class MonitorThread:
         return len(self._waiting)
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over an entry; drops the oldest one when the queue is full, and every one once the monitor is off."""
+        """Hand over metrics of a step. Returns at once."""
+        self._put(("log", step, metrics))
+
+    def put_samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None:
+        """Hand over samples of a step: one entry, in the same queue. Returns at once."""
+        self._put(("log_samples", step, samples))
+
+    def finish(self) -> None:
+        """Log what waits, close the monitor, end the thread; `ended` tells when. The monitor is closed even if it logged nothing."""
+        with self._changed:
+            self._closing = True
+            self._start()
+            self._changed.notify()
+
+    def _put(self, entry: Entry) -> None:
+        """Add an entry; drops the oldest one when the queue is full, and every one once the monitor is off."""
         with self._changed:
             if self._off or self._closing:
                 return
             if len(self._waiting) >= self._max_waiting:
                 self._waiting.popleft()
                 self.dropped += 1
-            self._waiting.append((step, metrics))
-            self._start()
-            self._changed.notify()
-
-    def finish(self) -> None:
-        """Log what waits, close the monitor, end the thread; `ended` tells when. The monitor is closed even if it logged nothing."""
-        with self._changed:
-            self._closing = True
+            self._waiting.append(entry)
             self._start()
             self._changed.notify()
 
@@ -68,15 +80,14 @@ class MonitorThread:
             with asyncio.Runner() as runner:
                 is_well = True
                 while is_well and (entry := self._next()) is not None:
-                    is_well = self._attempt(
-                        runner, "log", lambda step, metrics: self._monitor.log(step, metrics), *entry
-                    )
+                    verb, *arguments = entry
+                    is_well = self._attempt(runner, verb, *arguments)
                 self._switch_off()
-                self._attempt(runner, "close", lambda: self._monitor.close(), quiet=not is_well)
+                self._attempt(runner, "close", quiet=not is_well)
         finally:
             self.ended.set_result(None)
 
-    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+    def _next(self) -> Entry | None:
         """The oldest entry; None once there is none left and `finish` was called."""
         with self._changed:
             # No deadline: between two steps, however long they take, a monitor has nothing to do.
@@ -84,12 +95,10 @@ class MonitorThread:
                 self._changed.wait()
             return self._waiting.popleft() if self._waiting else None
 
-    def _attempt(
-        self, runner: asyncio.Runner, verb: str, call: Callable[..., object], *args: object, quiet: bool = False
-    ) -> bool:
+    def _attempt(self, runner: asyncio.Runner, verb: str, *arguments: object, quiet: bool = False) -> bool:
         """Whether one call of the monitor went well. Any way out of it, `SystemExit` included, is the monitor's own fault."""
         try:
-            runner.run(self._bounded(call, *args))
+            runner.run(self._bounded(verb, *arguments))
         except BaseException as error:
             self.is_broken = True
             if not quiet:
@@ -99,10 +108,10 @@ class MonitorThread:
             return False
         return True
 
-    async def _bounded(self, call: Callable[..., object], *args: object) -> None:
+    async def _bounded(self, verb: str, *arguments: object) -> None:
         try:
             async with asyncio.timeout(self._call_timeout_s) as deadline:
-                await call(*args)  # type: ignore[misc]
+                await getattr(self._monitor, verb)(*arguments)
         except TimeoutError as error:
             if deadline.expired():
                 raise TimeoutError(f"no answer within {self._call_timeout_s:g} s") from error

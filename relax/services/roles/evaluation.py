@@ -10,18 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax.core.completion import Bools, Sampling, Session
+from relax.core.completion import Sampling
 from relax.core.error import EngineError, TaskError
-from relax.core.id import GroupId, TrajectoryId, evaluation_id, trajectory_id
+from relax.core.id import GroupId, evaluation_id, trajectory_id
 from relax.core.message import Prompt
 from relax.core.protocol import Renderer, RolloutEngine
 from relax.core.version import Version
 from relax.services.ledger import EvaluationRow
+from relax.services.play import EpisodeLimits, Player
 from relax.services.task import Task
-from relax.tasks.episode import request_seed, run_episode
 from relax.tasks.score import score
 from relax.weights.proof import check_proof
 from relax.weights.store import WeightStore
+
+LOAD_S = 600.0
+"""Deadline of loading a version; nothing runs on the engine then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,15 @@ class Evaluation:
         renderer: Renderer,
         tasks: Mapping[str, Task],
         sets: Sequence[EvaluationSet],
-        run_seed: int,
-        max_context_tokens: int,
-        allowed: Bools | None,
+        limits: EpisodeLimits,
+        concurrency: int,
         number: Callable[[], int],
         report: Callable[[EvaluationResult], None],
         next_number: int = 0,
     ) -> None:
         self._engine, self._store, self._renderer, self._tasks = engine, store, renderer, tasks
-        self._sets, self._run_seed, self._max_context_tokens = sets, run_seed, max_context_tokens
-        self._allowed = allowed
+        self._sets, self._limits = sets, limits
+        self._places = asyncio.Semaphore(concurrency)
         self._number, self._report = number, report
         self._requests: asyncio.Queue[EvaluationRequest] = asyncio.Queue(maxsize=2)
         self._loaded: Version | None = None
@@ -106,51 +108,46 @@ class Evaluation:
     async def _load(self, version: Version) -> None:
         if version == self._loaded:
             return
-        await self._engine.pause("drain")
-        try:
-            report = await self._engine.load(version, self._store)
-        finally:
-            await self._engine.resume()
+        async with asyncio.timeout(LOAD_S):
+            await self._engine.pause("drain")
+            try:
+                report = await self._engine.load(version, self._store)
+            finally:
+                await self._engine.resume()
         check_proof("evaluation", self._store.manifest(version), report)
         self._loaded = version
 
     async def _run_set(self, evaluated: EvaluationSet, request: EvaluationRequest) -> list[EvaluationRow]:
+        player = Player(self._renderer, self._engine, evaluated.sampling, self._limits)
         runs = []
         for prompt in evaluated.prompts:
             group = evaluation_id(self.next_number)
             self.next_number += 1
-            runs += [self._sample(evaluated, request, prompt, group, sibling) for sibling in range(evaluated.samples)]
+            runs += [self._sample(player, evaluated, request, prompt, group, s) for s in range(evaluated.samples)]
         return list(await asyncio.gather(*runs))
 
     async def _sample(
-        self, evaluated: EvaluationSet, request: EvaluationRequest, prompt: Prompt, group: GroupId, sibling: int
+        self,
+        player: Player,
+        evaluated: EvaluationSet,
+        request: EvaluationRequest,
+        prompt: Prompt,
+        group: GroupId,
+        sibling: int,
     ) -> EvaluationRow:
+        """One trajectory and its reward. Its time limit begins when the engine has a place for it."""
         task = self._tasks[prompt.task]
-        id: TrajectoryId = trajectory_id(group, sibling)
-
-        def session(turn: int) -> Session:
-            seed = request_seed(self._run_seed, prompt.key, sibling, turn)
-            return Session(group, sibling, turn, request.version.number, seed, prefix=f"{group}" if turn == 0 else None)
-
         reward, failure, text = None, None, ""
-        try:
-            async with asyncio.timeout(task.timeout_s):
-                trajectory = await run_episode(
-                    prompt,
-                    task.environment(),
-                    self._renderer,
-                    self._engine,
-                    evaluated.sampling,
-                    session,
-                    max_context_tokens=self._max_context_tokens,
-                    max_turns=task.max_turns,
-                    allowed=self._allowed,
-                )
-            text = trajectory.response
-            reward, parts = await score(prompt, trajectory, task.rewards)
-            failure = next((part["failure"] for part in parts if part.get("failure")), None)
-        except TimeoutError:
-            failure = "timeout"
-        except (TaskError, EngineError) as error:
-            failure = f"{type(error).__name__}: {error}"
+        async with self._places:
+            try:
+                async with asyncio.timeout(task.timeout_s):
+                    trajectory = await player.play(prompt, task, group, sibling, request.version.number)
+                text = trajectory.response
+                reward, parts = await score(prompt, trajectory, task.rewards)
+                failure = next((part["failure"] for part in parts if part.get("failure")), None)
+            except TimeoutError:
+                failure = "timeout"
+            except (TaskError, EngineError) as error:
+                failure = f"{type(error).__name__}: {error}"
+        id = trajectory_id(group, sibling)
         return EvaluationRow(id, self._number(), evaluated.name, request.step, reward, failure, text[:2000])

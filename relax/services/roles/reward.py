@@ -11,16 +11,21 @@ from typing import NoReturn
 
 import numpy as np
 
-from relax.bus.row import Fetched, RowPut
+from relax.bus.row import Fetched, Receipt, RowPut
 from relax.core.algorithm import RewardFilter
+from relax.core.error import LateError
 from relax.core.id import GroupId
 from relax.core.message import prompt_from_json
+from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.account import EndState
 from relax.services.consume import by_group, consume
 from relax.services.row import read_trajectory, read_turns
 from relax.services.task import Task
 from relax.tasks.score import score
+
+BATCH, MAX_BATCHES = 64, 32
+"""Trajectories judged under one lease, and leases at a time."""
 
 
 class Reward:
@@ -30,22 +35,41 @@ class Reward:
         controller: ControllerAccess,
         tasks: Mapping[str, Task],
         reward_filter: RewardFilter | None,
-        concurrency: int = 256,
     ) -> None:
         self._bus, self._controller, self._tasks = bus, controller, tasks
         self._filter = reward_filter
-        self._concurrency = concurrency
+        self._places = asyncio.Semaphore(MAX_BATCHES)
 
     async def score(self) -> NoReturn:
-        """Endless. A reward that fails gives no value and a reason, never a silent 0."""
-        await consume(self._bus, "reward", self._concurrency, self._score)
+        """Endless. Each batch is judged by a task of its own, so that a slow reward delays nobody else's."""
+        async with TaskSet("reward") as batches:
+            while True:
+                # No deadline: places come back when a batch ends, and each of its rewards has a time limit.
+                await self._places.acquire()
+                receipt = await self._bus.take("reward", "reward", max_rows=BATCH)
+                batches.start(f"batch {receipt.lease}", self._score(receipt))
 
     async def decide(self) -> NoReturn:
         """Endless."""
         await consume(self._bus, "verdict", 64, self._decide)
 
-    async def _score(self, fetched: Fetched) -> list[RowPut]:
-        return list(await asyncio.gather(*(self._judge(id, fetched) for id in fetched.ids)))
+    async def _score(self, receipt: Receipt) -> None:
+        """Judge a batch; what is ready together is written together. A reward that fails gives no value and a reason."""
+        tasks: list[asyncio.Task[RowPut]] = []
+        try:
+            fetched = await self._bus.fetch(receipt)
+            tasks = [asyncio.create_task(self._judge(id, fetched), name=f"judge {id}") for id in fetched.ids]
+            judging = set(tasks)
+            while judging:
+                done, judging = await asyncio.wait(judging, return_when=asyncio.FIRST_COMPLETED)
+                await self._bus.put([task.result() for task in tasks if task in done], receipt.lease)
+            await self._bus.ack(receipt.lease)
+        except LateError:
+            return  # the lease is gone; the bus has counted what came late (TQ4)
+        finally:
+            self._places.release()
+            for task in tasks:
+                task.cancel()
 
     async def _judge(self, id: str, fetched: Fetched) -> RowPut:
         if fetched.get(id, "failure") is not None:

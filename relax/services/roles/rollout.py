@@ -10,30 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax.bus.row import Receipt, RowPut
-from relax.core.completion import Bools, Sampling, Session
+from relax.core.completion import Sampling
 from relax.core.error import EngineError, LateError, TaskError
-from relax.core.id import GroupId, TrajectoryId, trajectory_id
+from relax.core.id import GroupId, trajectory_id
 from relax.core.message import Prompt, prompt_from_json
 from relax.core.protocol import Generate, Renderer
-from relax.core.trajectory import Trajectory
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
+from relax.services.play import EpisodeLimits, Player
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
-from relax.tasks.episode import request_seed, run_episode
 
 CONSUMER = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """`concurrency` bounds the trajectories in flight, `max_context_tokens` one history (TK6); `allowed` are the ids to accept."""
+    """`concurrency` bounds the trajectories in flight."""
 
     group_size: int
     sampling: Sampling
-    run_seed: int
-    max_context_tokens: int
-    allowed: Bools | None
+    limits: EpisodeLimits
     concurrency: int
 
 
@@ -56,18 +53,17 @@ class Rollout:
         renderer: Renderer,
         tasks: Mapping[str, Task],
         settings: RolloutSettings,
-        name: str = CONSUMER,
     ) -> None:
-        self._bus, self._controller, self._generate = bus, controller, generate
-        self._renderer, self._tasks, self._settings = renderer, tasks, settings
-        self._name = name
+        self._bus, self._controller = bus, controller
+        self._tasks, self._settings = tasks, settings
+        self._player = Player(renderer, generate, settings.sampling, settings.limits)
         self._places = asyncio.Semaphore(settings.concurrency)
 
     async def run(self) -> None:
         """Endless. One group at a time is being dispatched; the next is taken when all its siblings have a place."""
         async with TaskSet("rollout") as siblings:
             while True:
-                receipt = await self._bus.take(CONSUMER, self._name, max_rows=1)
+                receipt = await self._bus.take(CONSUMER, CONSUMER, max_rows=1)
                 await self._dispatch(receipt, siblings)
 
     async def _dispatch(self, receipt: Receipt, siblings: TaskSet) -> None:
@@ -76,7 +72,7 @@ class Rollout:
         size = self._settings.group_size
         run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, size)
         for sibling in range(size):
-            await self._places.acquire()
+            await self._places.acquire()  # no deadline: places come back when a trajectory ends, which has one
             siblings.start(trajectory_id(group, sibling), self._run_sibling(run, sibling))
 
     async def _run_sibling(self, run: GroupRun, sibling: int) -> None:
@@ -102,28 +98,10 @@ class Rollout:
         for _ in range(task.max_attempts):
             try:
                 async with asyncio.timeout(task.timeout_s):
-                    return trajectory_rows(id, await self._episode(id, run, sibling, task))
+                    base = await self._controller.start(run.group)
+                    return trajectory_rows(id, await self._player.play(run.prompt, task, run.group, sibling, base))
             except TimeoutError:
                 reason = "timeout"
             except (TaskError, EngineError) as error:
                 reason = f"{type(error).__name__}: {error}"
         return failed_row(id, reason)
-
-    async def _episode(self, id: TrajectoryId, run: GroupRun, sibling: int, task: Task) -> Trajectory:
-        base = await self._controller.start(run.group)
-
-        def session(turn: int) -> Session:
-            seed = request_seed(self._settings.run_seed, run.prompt.key, sibling, turn)
-            return Session(run.group, sibling, turn, base, seed, prefix=str(run.group) if turn == 0 else None)
-
-        return await run_episode(
-            run.prompt,
-            task.environment(),
-            self._renderer,
-            self._generate,
-            self._settings.sampling,
-            session,
-            max_context_tokens=self._settings.max_context_tokens,
-            max_turns=task.max_turns,
-            allowed=self._settings.allowed,
-        )

@@ -115,10 +115,13 @@ class Trainer:
                 parent = parent_of(sample) or ""
                 work.waiting.append(self._row(sample, masks[parent], float(weights[parent]), fetched))
             self._check_staleness(group, trajectories, fetched, statistics)
-            statistics.add_group(trajectories, fetched, lengths)
+            statistics.add_group(trajectories, fetched, int(lengths.sum()))
 
     def _mask(self, trajectory: str, fetched: Fetched) -> np.ndarray:
+        """What is trained of a trajectory: nothing of one that could not be judged (AC4), nor of a truncated one by option."""
         mask = fetched.get(trajectory, "mask")
+        if self._algorithm.advantages is not None and fetched.get(trajectory, "reward") is None:
+            return np.zeros_like(mask)
         if self._algorithm.masks_truncated and read_turns(fetched.get(trajectory, "turns")).end == "truncated":
             return np.zeros_like(mask)
         return mask

@@ -1,0 +1,143 @@
+"""The reward role on a real bus: judged rows are written as they come, failures stay values, groups end by policy."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from relax.bus.log import MemoryLog
+from relax.bus.queue import TransferQueue
+from relax.bus.row import Fetched, RowPut, Subscription
+from relax.bus.storage import MemoryStorage
+from relax.core.column import COLUMNS
+from relax.core.error import TaskError
+from relax.core.id import GroupId, Table, group_id, trajectory_id
+from relax.core.message import Prompt, PromptKey, prompt_to_json, text_message
+from relax.core.trajectory import Score, Trajectory, Turn
+from relax.runtime.clock import LoopClock
+from relax.runtime.task import TaskSet
+from relax.services.plan import make_plan
+from relax.services.roles.reward import Reward
+from relax.services.row import failed_row, trajectory_rows
+from relax.services.subscription import subscriptions
+from relax.services.task import Task
+from relax.tasks.environments.single_turn import SingleTurn
+from tests.services.test_plan import algorithm
+
+
+class Ends:
+    """The controller as the reward role sees it."""
+
+    def __init__(self, bus: TransferQueue) -> None:
+        self.bus = bus
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.some = asyncio.Event()
+
+    async def end(self, group: GroupId, state: str, reason: str) -> None:
+        self.ended[group] = (state, reason)
+        self.some.set()
+        await self.bus.end(group)
+
+
+class World:
+    def __init__(self, bus: TransferQueue, ends: Ends) -> None:
+        self.bus, self.ends = bus, ends
+
+    async def write(self, number: int, texts: list[str | None]) -> GroupId:
+        """A group whose siblings said `texts`; None is a rollout that failed."""
+        group = group_id(number)
+        prompt = Prompt(PromptKey("toy", number, 0), "toy", (text_message("user", "?"),), "!")
+        cells = {"prompt": prompt_to_json(prompt), "base": 0}
+        await self.bus.admit(group, cells, children=len(texts), rows=9, num_bytes=9000)
+        receipt = await self.bus.take("rollout", "rollout")
+        for sibling, text in enumerate(texts):
+            id = trajectory_id(group, sibling)
+            await self.bus.put(failed_row(id, "timeout") if text is None else said(id, text), receipt.lease)
+        await self.bus.ack(receipt.lease)
+        return group
+
+    async def rewards(self, group: GroupId) -> list[float | None]:
+        """Those of a group that has been decided on, in sibling order."""
+        receipt = await self.bus.take("kept", "test")
+        assert receipt.groups == (group,)
+        fetched: Fetched = await self.bus.read(group)
+        return [cells["reward"] for id, cells in fetched.cells.items() if id.count("/") == 1]
+
+
+def said(id: str, text: str) -> list[RowPut]:
+    turns = (Turn(0, 0, 0, "stop", text),)
+    rows = trajectory_rows(id, Trajectory((), turns, (text_message("assistant", text),), "done"))
+    return [RowPut(row.id, row.cells, children=0) for row in rows]
+
+
+@asynccontextmanager
+async def world_of(reward: Callable[[str], object], min_survivors: int = 2) -> AsyncIterator[World]:
+    async def judge(prompt: Prompt, trajectory: Trajectory) -> Score:
+        value = reward(trajectory.response)
+        return Score(await value if asyncio.iscoroutine(value) else value)  # type: ignore[arg-type]
+
+    clock = LoopClock()
+    bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), MemoryLog(clock), clock, 1000, 1 << 24)
+    for subscription in subscriptions(make_plan(algorithm("grpo")), 60.0):
+        if subscription.consumer in ("rollout", "reward", "verdict"):
+            await bus.subscribe(subscription)
+    await bus.subscribe(Subscription("kept", Table.group, ("kept",)))
+    task = Task("toy", lambda: SingleTurn(None), (("judge", 1.0, judge),), min_survivors=min_survivors)  # type: ignore[arg-type]
+    ends = Ends(bus)
+    role = Reward(bus, ends, {"toy": task}, None)  # type: ignore[arg-type]
+    async with TaskSet("test") as tasks:
+        tasks.start("score", role.score(), endless=True)
+        tasks.start("decide", role.decide(), endless=True)
+        yield World(bus, ends)
+    await bus.close()
+
+
+async def test_case_h2_a_slow_reward_delays_no_other_trajectory() -> None:
+    """Neither its own siblings, which were taken with it, nor a group that comes later."""
+    release = asyncio.Event()
+
+    async def reward(text: str) -> float:
+        if text == "slow":
+            await release.wait()
+        return 1.0
+
+    async with asyncio.timeout(10), world_of(reward) as world:
+        first = await world.write(0, ["slow", "quick"])
+        second = await world.write(1, ["quick", "quick"])
+        assert await world.rewards(second) == [1.0, 1.0]
+        fetched = await world.bus.read(first)
+        assert [cells.get("reward") for id, cells in fetched.cells.items() if "/" in id] == [None, 1.0]
+        assert "reward" not in fetched.cells["g000000/0"]
+        release.set()
+        assert await world.rewards(first) == [1.0, 1.0]
+
+
+def fail_on_x(text: str) -> float:
+    if text == "x":
+        raise TaskError("no opinion")
+    return 0.5
+
+
+async def test_rule_ac4_survivors_are_kept_and_too_few_end_the_group_with_the_reason() -> None:
+    async with asyncio.timeout(10), world_of(fail_on_x) as world:
+        kept = await world.write(0, ["a", "b", "x", None])
+        lost = await world.write(1, ["a", "x", None, "x"])
+        await world.ends.some.wait()
+        assert world.ends.ended == {lost: ("failed", "reward: judge: TaskError: no opinion")}
+        assert await world.rewards(kept) == [0.5, 0.5, None, None]
+
+
+async def test_case_a15_a_bug_in_a_reward_ends_the_role() -> None:
+    """Only TaskError is a failure of the task; anything else is a fault that must not be swallowed."""
+
+    def broken(text: str) -> float:
+        raise ZeroDivisionError
+
+    async def judge_one() -> None:
+        async with asyncio.timeout(10), world_of(broken) as world:
+            await world.write(0, ["a"])
+            await asyncio.Event().wait()
+
+    with pytest.raises(ZeroDivisionError):
+        await judge_one()
