@@ -11,6 +11,9 @@ from relax.bus.row import Fetched, PutReport, Receipt, RowPut
 from relax.core.id import GroupId
 from relax.services.account import EndState
 
+TRAINER = "trainer"
+"""The consumer whose rows the gate hands out; also the name of its only holder."""
+
 
 class BusAccess(Protocol):
     async def take(self, consumer: str, holder: str, max_rows: int = 1) -> Receipt: ...

@@ -292,11 +292,15 @@ class Assembly:
 
     # --- stages ---
 
+    def algorithm(self, stage: StageConfig) -> Algorithm:
+        algorithm: Algorithm = ALGORITHMS.component(stage.algorithm.type)(stage.algorithm)
+        return algorithm
+
     def stage(self, index: int, first: int, end: int) -> StageSetup:
         """The setup of stage `index`, whose remaining steps are `first .. end - 1`."""
         config = self.config
         node = config.stages[index]
-        algorithm: Algorithm = ALGORITHMS.component(node.algorithm.type)(node.algorithm)
+        algorithm = self.algorithm(node)
         plan = make_plan(algorithm)
         staleness = config.max_staleness_of(node)
         return StageSetup(

@@ -17,13 +17,11 @@ from relax.core.event import Event
 from relax.core.id import GroupId, group_id, index_of
 from relax.core.message import Json, Prompt, prompt_to_json
 from relax.core.protocol import Candidate
-from relax.services.access import StepOutcome, Taken
+from relax.services.access import TRAINER, StepOutcome, Taken
 from relax.services.account import Account, EndState
 from relax.services.gate import Gate
 from relax.services.projection import Projection
 from relax.services.signal import Signal
-
-TRAINER = "trainer"
 
 
 @dataclass(frozen=True, slots=True)

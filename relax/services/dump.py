@@ -30,4 +30,4 @@ class BatchDump:
                 **row.columns,
             }.items()
         }
-        np.savez(self.folder / f"step-{step:06d}.npz", **arrays)
+        np.savez(self.folder / f"step-{step:06d}.npz", **arrays)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ _TOKENS = ("token_ids", "mask", "turns", "failure", "span")
 
 ROLES: Mapping[str, RoleColumns] = {
     "controller": RoleColumns((), ("prompt", "base")),
-    "rollout": RoleColumns(("prompt", "base"), (*_TOKENS, "behaviour_logprobs", "versions", "mixed")),
+    "rollout": RoleColumns(("prompt",), (*_TOKENS, "behaviour_logprobs", "versions", "mixed")),
     "demonstration": RoleColumns(("prompt",), _TOKENS),
     "reward": RoleColumns(("prompt", "turns", "failure"), ("reward", "reward_parts", "kept")),
     "advantage": RoleColumns(("kept", "reward", "turns", "mask", "span"), ("advantages",)),

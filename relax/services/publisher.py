@@ -1,15 +1,16 @@
-"""What happens after each step: publish the version, write the ledger, checkpoint and evaluate when due.
+"""Publication after each step: the new weights with a probe, or an alias where nothing was applied (ST7).
 
-The trainer role awaits it between two steps, so the weights stand still while they are copied.
+The trainer role awaits it between two steps, so the weights stand still while they are copied; what else is due then (ledger,
+checkpoint, evaluation) is `after_step`, which the run gives.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from relax.core.batch import TrainRow
+from relax.core.batch import Shards, TrainRow
 from relax.core.completion import frozen
 from relax.core.id import SampleId
 from relax.core.protocol import Compute, TrainBackend
@@ -58,7 +59,7 @@ class Publisher:
         self.version = replace(self.version, number=number)
         return await self._publish()
 
-    async def __call__(self, step: int, applied: bool) -> Mapping[str, float]:
+    async def __call__(self, step: int, applied: bool) -> None:
         """Publish version `step`: new tensors, or an alias of the one before when nothing was applied (ST7)."""
         self.version = self.version.next()
         assert self.version.number == step
@@ -68,7 +69,6 @@ class Publisher:
             await self._store.publish_alias(self.version)
             self._notify()
         await self._after_step(self.version)
-        return {}
 
     async def _publish(self) -> Manifest:
         probe = await self._compute.run(self._make_probe)
@@ -78,8 +78,7 @@ class Publisher:
 
     def _make_probe(self) -> Probe:
         row = self._probe.row()
-        empty: list[tuple[TrainRow, ...]] = [()]
-        shards = [[(row,)], *(empty for _ in range(self._backend.num_replicas - 1))]
+        shards: Shards = [[(row,)], *([()] for _ in range(self._backend.num_replicas - 1))]
         values = self._backend.logprobs(shards)[0][0][0]
         logprobs = frozen(np.asarray(values, dtype=np.float32))
         return Probe(self._probe.token_ids, logprobs, self._probe.tolerance, self._probe.temperature)

@@ -28,6 +28,7 @@ from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.meter import Meter
 from relax.services.monitors.hub import MonitorHub
+from relax.services.plan import make_plan
 from relax.services.projection import Projection
 from relax.services.publisher import Publisher
 from relax.services.reference import open_reference
@@ -40,8 +41,8 @@ from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
 
-EVENTS_KEPT = 20_000
-"""Events that stay in memory for reports; projections have read them all."""
+EVENTS_KEPT = 200
+"""Events that stay in memory for the report of a stall; everything else has listened to them."""
 
 
 @dataclass(slots=True)
@@ -112,7 +113,8 @@ class Run:
         return (self._log.last_number, *(compute.busy_s for compute in self._assembly.computes.values()))
 
     def _stall_report(self) -> str:
-        return f"controller: {dict(self._controller.status())}"
+        events = [f"{event.kind} {dict(event.data)}"[:200] for event in self._log.events()[-10:]]
+        return f"controller: {dict(self._controller.status())}; last events: {'; '.join(events)}"
 
     # --- building ---
 
@@ -131,7 +133,8 @@ class Run:
         self._evaluation = self._make_evaluation()
         if self._resume:
             self._restore()
-        updaters = [assembly.fleet] if any(self._samples(i) for i in range(len(config.stages))) else []
+        samples = any(make_plan(assembly.algorithm(node)).samples for node in config.stages)
+        updaters = [assembly.fleet] if samples else []
         self._publisher = Publisher(
             assembly.store,
             assembly.backend,
@@ -175,9 +178,6 @@ class Run:
             self._evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
             self._evaluated = {step for step, _ in self._ledger.metric(known)}
-
-    def _samples(self, index: int) -> bool:
-        return self._assembly.stage(index, 0, 0).plan.samples
 
     # --- stages ---
 

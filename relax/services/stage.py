@@ -6,6 +6,7 @@ loop is finite; every other loop is endless, and its return or failure ends the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
@@ -16,6 +17,7 @@ from relax.core.id import GroupId
 from relax.core.message import Prompt
 from relax.core.protocol import Clock, Compute, Generate, Renderer, TrainBackend
 from relax.runtime.task import TaskSet
+from relax.services.access import TRAINER
 from relax.services.controller import Controller, GateSampler, StageBounds
 from relax.services.fleet import Fleet
 from relax.services.plan import Plan
@@ -28,7 +30,7 @@ from relax.services.roles.trainer import Dump, Publish, Trainer, TrainerSettings
 from relax.services.subscription import subscriptions
 from relax.services.task import Task
 
-Wrap = Callable[[str, object], object]
+Wrap = Callable[[str, Any], Any]
 """Names an object that roles call and returns what they get instead: itself, or a strict proxy of it."""
 
 
@@ -73,7 +75,7 @@ async def run_stage(
     fleet = crew.fleet if setup.plan.samples else None
     controller.begin_stage(bounds, bus, fleet.live if fleet is not None else lambda: controller.gate.step)
     for subscription in subscriptions(setup.plan, _rollout_lease_s(crew.tasks)):
-        sampler = GateSampler(controller.gate) if subscription.consumer == "trainer" else None
+        sampler = GateSampler(controller.gate) if subscription.consumer == TRAINER else None
         await bus.subscribe(subscription, sampler)
     stop_listening = crew.log.listen(controller.on_event)
     try:
@@ -95,31 +97,31 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
     for role in setup.plan.roles:
         if role == "rollout":
             assert crew.fleet is not None
-            generate: Generate = crew.wrap("generate", crew.fleet.router)  # type: ignore[assignment]
-            rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout)  # type: ignore[arg-type]
+            generate: Generate = crew.wrap("generate", crew.fleet.router)
+            rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout)
             tasks.start("rollout", rollout.run(), endless=True)
         elif role == "demonstration":
             demonstration = Demonstration(
                 bus_access, controller, crew.renderer, setup.rollout.limits.max_context_tokens
-            )  # type: ignore[arg-type]
+            )
             tasks.start("demonstration", demonstration.run(), endless=True)
         elif role == "reward":
-            reward = Reward(bus_access, controller, crew.tasks, setup.algorithm.reward_filter)  # type: ignore[arg-type]
+            reward = Reward(bus_access, controller, crew.tasks, setup.algorithm.reward_filter)
             tasks.start("reward", reward.score(), endless=True)
             tasks.start("verdict", reward.decide(), endless=True)
         elif role == "advantage":
-            advantage = Advantage(bus_access, setup.algorithm)  # type: ignore[arg-type]
+            advantage = Advantage(bus_access, setup.algorithm)
             tasks.start("advantage", advantage.run(), endless=True)
         elif role == "reference":
             assert crew.reference is not None
-            reference = Reference(bus_access, *crew.reference, setup.trainer.microbatch_tokens)  # type: ignore[arg-type]
+            reference = Reference(bus_access, *crew.reference, setup.trainer.microbatch_tokens)
             tasks.start("reference", reference.run(), endless=True)
 
 
 def _trainer(crew: Crew, setup: StageSetup, bus: TransferQueue) -> Trainer:
     return Trainer(
-        crew.wrap("bus", bus),  # type: ignore[arg-type]
-        crew.wrap("controller", crew.controller),  # type: ignore[arg-type]
+        crew.wrap("bus", bus),
+        crew.wrap("controller", crew.controller),
         crew.backend,
         crew.compute,
         setup.algorithm,

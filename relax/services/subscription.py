@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from relax.bus.row import Subscription
 from relax.core.id import Table
+from relax.services.access import TRAINER
 from relax.services.plan import Plan
 
 ROLE_LEASE_S = 600.0
@@ -42,6 +43,6 @@ def subscriptions(plan: Plan, rollout_lease_s: float) -> list[Subscription]:
     """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts."""
     found = [subscription for role in plan.roles for subscription in _SUBSCRIPTIONS.get(role, ())]
     if plan.samples:
-        found.append(Subscription("rollout", Table.group, ("prompt", "base"), lease_s=rollout_lease_s))
-    found.append(Subscription("trainer", Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
+        found.append(Subscription("rollout", Table.group, ("prompt",), lease_s=rollout_lease_s))
+    found.append(Subscription(TRAINER, Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
     return found

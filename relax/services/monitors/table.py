@@ -17,7 +17,7 @@ MONITORS = ComponentTable(
         "jsonl": Entry(
             "relax.services.monitors.config:JsonlConfig",
             "relax.services.monitors.jsonl:JsonlMonitor",
-            "one JSON object per step in metrics.jsonl of the run directory",
+            "metrics as lines of JSON in metrics.jsonl of the run directory, samples in samples.jsonl",
         ),
         "tensorboard": Entry(
             "relax.services.monitors.config:TensorboardConfig",

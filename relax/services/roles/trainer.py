@@ -5,7 +5,7 @@ Consumes: whole groups of samples with every column the loss needs. Waits for: t
 Micro-batches run as soon as they are full (LO2); the update waits for the last group of the step.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,16 +17,14 @@ from relax.core.batch import ForwardBackward, TrainRow, merge_measures
 from relax.core.error import InvariantError
 from relax.core.id import SampleId, parent_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
-from relax.services.access import BusAccess, ControllerAccess, StepOutcome
+from relax.services.access import TRAINER, BusAccess, ControllerAccess, StepOutcome
 from relax.services.consume import by_group
 from relax.services.row import oldest_version, read_turns
 from relax.services.statistic import StepStatistics
 from relax.training.packing import pack, split
 
-CONSUMER = "trainer"
-
-Publish = Callable[[int, bool], Awaitable[Mapping[str, float]]]
-"""Called after each step with the new step number and whether the update was applied; returns metrics of publication."""
+Publish = Callable[[int, bool], Awaitable[None]]
+"""Called after each step with the new step number and whether the update was applied."""
 
 
 Dump = Callable[[int, Sequence[TrainRow]], None]
@@ -89,7 +87,7 @@ class Trainer:
         work, statistics = StepWork(), StepStatistics(step)
         self._loss = measured_loss(self._algorithm, step)
         while True:
-            taken = await self._controller.take(CONSUMER)
+            taken = await self._controller.take(TRAINER)
             if taken.step != step:
                 raise InvariantError(
                     "TQ10", f"the controller binds groups to step {taken.step}, the trainer is at {step}"
