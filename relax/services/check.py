@@ -57,6 +57,10 @@ def max_rows(config: RunConfig, stage: StageConfig) -> int:
 def check_run(config: RunConfig) -> list[str]:
     """Warnings (ST9). Raises ConfigError listing every stage that cannot work."""
     problems: list[str] = []
+    backend, dtype = config.training.backend, config.model.dtype
+    dtypes = getattr(backend, "dtypes", (dtype,))
+    if dtype not in dtypes:
+        problems.append(f"model.dtype: backend {backend.type} trains in {', '.join(dtypes)}, not in {dtype}")
     warnings: list[str] = []
     for index, stage in enumerate(config.stages):
         path = f"stages.{index}"

@@ -6,7 +6,7 @@ written once per step on the ledger's own thread; monitors are fed through a que
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,9 @@ from relax.services.row import read_turns
 from relax.services.tally import Tally
 
 _log = logging.getLogger(__name__)
+
+SHOWN, SHOWN_EVERY = 4, 50
+"""Trajectories that monitors are shown, and steps between such showings."""
 
 _TEXT_LIMIT = 2000
 """Characters of prompt and response kept in the ledger."""
@@ -44,9 +47,11 @@ class Projection:
         compute: Compute,
         number: Callable[[], int],
         on_step: Callable[[int, Mapping[str, float]], None],
+        on_samples: Callable[[int, Sequence[Mapping[str, Json]]], None] = lambda step, samples: None,
     ) -> None:
         self._ledger, self._compute = ledger, compute
-        self._number, self._on_step = number, on_step
+        self._number, self._on_step, self._on_samples = number, on_step, on_samples
+        self._shown: list[dict[str, Json]] = []
         self._admissions: dict[GroupId, Admission] = {}
         self._rows: list[LedgerRow] = []
         self._metrics: dict[int, dict[str, float]] = {}
@@ -72,6 +77,8 @@ class Projection:
                 row = _trajectory_row(id, fetched, event)
                 self._rows.append(row)
                 self._tally.add(row, is_judged="reward_parts" in fetched.cells[id])
+                if len(self._shown) < SHOWN:
+                    self._shown.append(_shown(admission, row))
                 self._tally.count(read_turns(fetched.cells[id]["turns"]).info, fetched.cells[id].get("mixed"))
                 self.sampled_tokens += row.tokens
                 self.wasted_tokens += 0 if state == "trained" else row.tokens
@@ -88,6 +95,9 @@ class Projection:
         metrics["rollout/sampled_tokens"] = self.sampled_tokens
         metrics["rollout/wasted_tokens"] = self.wasted_tokens
         self._notes["account"] = dict(counts)
+        if outcome.step % SHOWN_EVERY == 0 and self._shown:
+            self._on_samples(outcome.step, self._shown)
+        self._shown = []
         self.measure(outcome.step, metrics)
 
     def measure(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -111,6 +121,12 @@ class Projection:
         self._rows, self._metrics, self._notes = [], {}, {}
         if rows or metrics or notes:
             await self._compute.run(self._ledger.write, rows, metrics, notes)
+
+
+def _shown(admission: Admission, row: TrajectoryRow) -> dict[str, Json]:
+    prompt = admission.prompt
+    texts = {"prompt": "\n".join(message.text for message in prompt.messages), "response": row.text}
+    return {"id": row.id, **texts, "reference": prompt.reference, "reward": row.reward, "failure": row.failure}
 
 
 def _group_row(group: GroupId, admission: Admission, state: str, reason: str, step: int | None, event: int) -> GroupRow:

@@ -78,7 +78,7 @@ class Publisher:
 
     def _make_probe(self) -> Probe:
         row = self._probe.row()
-        shards: Shards = [[(row,)], *([()] for _ in range(self._backend.num_replicas - 1))]
+        shards: Shards = [[(row,)], *[[()] for _ in range(self._backend.num_replicas - 1)]]
         values = self._backend.logprobs(shards)[0][0][0]
         logprobs = frozen(np.asarray(values, dtype=np.float32))
         return Probe(self._probe.token_ids, logprobs, self._probe.tolerance, self._probe.temperature)

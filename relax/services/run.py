@@ -126,7 +126,7 @@ class Run:
         self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
-            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step
+            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step, self._hub.samples
         )
         self._controller = Controller(gate, Account(), self._projection)
         self._meter = Meter(assembly, self._projection)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from relax.core.error import ConfigError
 from relax.core.id import group_id
 from relax.core.protocol import Candidate
 from relax.services.check import capacity, check_run
@@ -68,3 +69,9 @@ def test_rule_st9_stale_training_without_correction_is_said_with_the_choices(tmp
         assert choice in warning
     tree["stages"][1]["algorithm"]["correction"] = {"type": "token_truncated"}
     assert check_run(tiny_config(tmp_path, stages=tree["stages"])) == []
+
+
+def test_a_model_type_that_the_backend_cannot_train_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    model = {**tiny_tree(tmp_path)["model"], "dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match="model.dtype: backend torch trains in float32, not in bfloat16"):
+        check_run(tiny_config(tmp_path, model=model))

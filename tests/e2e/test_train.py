@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ import torch
 
 from relax.core.batch import StepReport
 from relax.core.error import RelaxError, UserError
+from relax.services.directory import RunDirectory
 from relax.services.ledger import TrajectoryRow
+from relax.services.monitors.hub import build_monitors
+from relax.services.outline import outline_of
 from relax.services.roles.evaluation import Evaluation, EvaluationRequest
+from relax.services.run import Run
 from relax.training.torch_backend import TorchBackend
 from tests.e2e.tiny import ADDITION, final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
 
@@ -32,6 +37,16 @@ async def test_rule_st1_and_ac1_hold_in_the_ledger(tmp_path: Path, staleness: in
     assert max(hub.metrics[step]["staleness/max"] for step in range(3, 8)) <= staleness
     assert summary["steps"] == 8
     ledger.close()
+
+
+async def test_monitors_are_shown_some_trajectories(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, monitors=[{"type": "jsonl"}])
+    with RunDirectory(run_root(config)) as directory:
+        await Run(config, directory, build_monitors(config, directory, outline_of(config))).execute()
+    lines = [json.loads(line) for line in (run_root(config) / "samples.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0] * 4
+    assert lines[0]["response"] == lines[0]["reference"]
+    assert lines[0]["id"] == "g000000/0"
 
 
 async def test_rule_ac2_no_record_is_trained_twice_in_a_pass(tmp_path: Path) -> None:
