@@ -73,5 +73,5 @@ def test_rule_st9_stale_training_without_correction_is_said_with_the_choices(tmp
 
 def test_a_model_type_that_the_backend_cannot_train_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     model = {**tiny_tree(tmp_path)["model"], "dtype": "bfloat16"}
-    with pytest.raises(ConfigError, match="model.dtype: backend torch trains in float32, not in bfloat16"):
+    with pytest.raises(ConfigError, match=r"model\.dtype: backend torch trains in float32, not in bfloat16"):
         check_run(tiny_config(tmp_path, model=model))
