@@ -121,7 +121,7 @@ class Ledger:
         """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error."""
         by_type: dict[type, list[tuple[Any, ...]]] = {}
         for row in rows:
-            by_type.setdefault(type(row), []).append(astuple(row))
+            by_type.setdefault(type(row), []).append(tuple(_storable(value) for value in astuple(row)))
         with self._connection:
             for row_type, values in by_type.items():
                 marks = ", ".join("?" * len(fields(row_type)))
@@ -172,6 +172,10 @@ class Ledger:
         ).fetchall()
         return sorted((dict(row) for row in found), key=lambda row: [int(part) for part in row["id"].split("/")[1:]])
 
+    def has_groups(self) -> bool:
+        """Whether any group has ended."""
+        return self._connection.execute("SELECT 1 FROM group_ LIMIT 1").fetchone() is not None
+
     def counts(self) -> dict[str, int]:
         """Groups per end state."""
         rows = self._connection.execute("SELECT state, COUNT(*) AS n FROM group_ GROUP BY state").fetchall()
@@ -215,6 +219,13 @@ class Ledger:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _storable(value: Any) -> Any:
+    """Text that SQLite takes: a lone surrogate, e.g. from somebody's error message, becomes a question mark."""
+    if type(value) is str and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
 
 
 def _column_type(annotation: Any) -> str:

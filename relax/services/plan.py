@@ -52,7 +52,8 @@ def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES) ->
     if algorithm.tokens_from == "rollout":
         columns += ["behaviour_logprobs", "versions"]
     if algorithm.advantages is not None:
-        columns += ["advantages", "reward"]
+        # `kept` makes the trainer wait for the verdict even on a group that has no sample at all.
+        columns += ["advantages", "reward", "kept"]
     chosen: dict[str, int] = {}
     for column in columns:
         _require(column, algorithm, roles, chosen, ())

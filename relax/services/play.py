@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from relax.core.completion import Bools, Sampling, Session
+from relax.core.error import TaskError
 from relax.core.id import GroupId
 from relax.core.message import Prompt
 from relax.core.protocol import Generate, Renderer
@@ -42,9 +43,13 @@ class Player:
             seed = request_seed(limits.run_seed, prompt.key, sibling, turn)
             return Session(group, sibling, turn, base, seed, prefix=str(group) if turn == 0 else None)
 
+        try:
+            environment = task.environment()
+        except Exception as error:
+            raise TaskError(f"environment: it could not be made: {type(error).__name__}: {error}") from error
         return await run_episode(
             prompt,
-            task.environment(),
+            environment,
             self.renderer,
             self.generate,
             self.sampling,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from relax.bus.log import MemoryLog
 from relax.config.tree import RunConfig
-from relax.core.error import RelaxError
+from relax.core.error import RelaxError, UserError
 from relax.core.id import GroupId
 from relax.core.message import Json, Prompt
 from relax.core.protocol import Source
@@ -32,7 +32,7 @@ from relax.services.plan import make_plan
 from relax.services.projection import Projection
 from relax.services.publisher import Publisher
 from relax.services.reference import open_reference
-from relax.services.resume import BACKEND_FOLDER, RunState, newest_state
+from relax.services.resume import BACKEND_FOLDER, RunState, check_stages, newest_state
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
 from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.stall import watch
@@ -121,6 +121,8 @@ class Run:
     async def _build(self) -> None:
         config, assembly = self._config, self._assembly
         await assembly.check_pool()
+        for stream in assembly.streams.values():
+            stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
             _report.warning("tokenizer: %s", note)
         self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
@@ -167,8 +169,13 @@ class Run:
         if found is None:
             self._ledger.cut_after(-1, 0)
             return
-        self._folder, self._state = found
-        state = self._state
+        self._folder, state = found
+        check_stages(state, [(stage.name, stage.steps) for stage in self._config.stages])
+        if not self._ledger.has_groups() and state.account["trained"]:
+            raise UserError(
+                f"{self._directory.ledger} is gone or empty; bring it back, or start a new run from the checkpoint's model"
+            )
+        self._state = state
         self._ledger.cut_after(state.event, state.step)
         self._log.start_at(state.event + 1)
         self._controller.restore(state.next_number, state.step, state.account)
@@ -299,6 +306,7 @@ class Run:
         return RunState(
             step=controller.gate.step,
             stage=self._progress.index,
+            stages=[(stage.name, stage.steps) for stage in self._config.stages],
             event=self._log.last_number,
             incarnation=self._publisher.version.incarnation,
             next_number=controller.next_number,

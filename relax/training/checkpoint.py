@@ -66,7 +66,7 @@ class CheckpointStore:
         return [found[step] for step in sorted(found)]
 
     def clean(self) -> None:
-        """Remove what a killed or failed write left: directories set aside, and checkpoints that are not complete."""
+        """Remove what a killed or failed write left: directories set aside. Never a checkpoint, whole or damaged: see `damaged`."""
         if not self._directory.is_dir():
             return
         for path in self._directories(_REPLACED):
@@ -74,9 +74,13 @@ class CheckpointStore:
             if is_complete(path) and not is_complete(final):
                 shutil.rmtree(final, ignore_errors=True)
                 path.rename(final)
-        torn = [path for path in self._directories("") if not is_complete(path)]
-        for path in [*self._directories(_ASIDE), *self._directories(_REPLACED), *torn]:
+        for path in [*self._directories(_ASIDE), *self._directories(_REPLACED)]:
             shutil.rmtree(path)
+
+    def damaged(self) -> dict[Path, str]:
+        """What stands under a checkpoint's name and is not complete, with what is wrong: a write never leaves that."""
+        problems = {path: damage(path) for path in self._directories("")}
+        return {path: problem for path, problem in problems.items() if problem is not None}
 
     def _directories(self, prefix: str) -> list[Path]:
         found = self._directory.glob(f"{prefix}step-*") if self._directory.is_dir() else ()
@@ -107,11 +111,22 @@ def read_meta(checkpoint: Path) -> dict[str, Json]:
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether the marker is there and every file that it lists has its full size."""
+    return damage(checkpoint) is None
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Why a directory is not a complete checkpoint, None when it is one."""
     try:
-        files = json.loads((checkpoint / MARKER).read_text())["files"]
-        return all((checkpoint / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        files: dict[str, int] = json.loads((checkpoint / MARKER).read_text())["files"]
+        for name, size in files.items():
+            found = (checkpoint / name).stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes, {MARKER} says {size}"
+    except FileNotFoundError as error:
+        return f"{Path(str(error.filename)).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MARKER} cannot be used: {type(error).__name__}: {error}"
+    return None
 
 
 def _mark(directory: Path, meta: Mapping[str, Json]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from relax.config.base import ComponentConfig
 from relax.core.batch import StepReport
 from relax.core.error import RelaxError, UserError
 from relax.services.directory import RunDirectory
@@ -113,8 +115,7 @@ async def test_rule_rr3_resume_forgets_what_followed_the_checkpoint(tmp_path: Pa
     config = tiny_config(tmp_path)
     await train(config)
     for path in sorted((run_root(config) / "checkpoints").glob("step-*"))[1:]:
-        for file in path.glob("complete.json"):
-            file.unlink()
+        shutil.rmtree(path)
     await train(config, resume=True)
     ledger = open_ledger(config)
     assert ledger.counts() == {"trained": 3 * 16 + 5 * 4}
@@ -254,3 +255,77 @@ async def test_rule_ac4_a_trajectory_that_could_not_be_judged_is_not_trained(tmp
     assert tokens == {step: hub.metrics[step]["train/tokens"] for step in range(3, 8)}
     assert 0 < max(hub.metrics[step]["rollout/failed"] for step in range(3, 8)) < 1
     ledger.close()
+
+
+class BrokenConfig(ComponentConfig):
+    """`type` only."""
+
+
+class BrokenEnvironment:
+    """Fails before anything is sampled."""
+
+    Config = BrokenConfig
+
+    def __init__(self, config: BrokenConfig) -> None:
+        raise OSError("no table to play on \ud800")
+
+
+async def test_rule_ac1_groups_without_a_single_trajectory_fail_and_are_never_trained(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    stage = {**tree["stages"][1], "max_lost_groups": 8}
+    tasks = {"addition": {**tree["tasks"]["addition"], "env": {"type": "tests.e2e.test_train:BrokenEnvironment"}}}
+    config = tiny_config(tmp_path, stages=[stage], tasks=tasks)
+    with pytest.raises(UserError, match="no table to play on"):
+        await train(config)
+    ledger = open_ledger(config)
+    assert set(ledger.counts()) == {"failed"}
+    ledger.close()
+
+
+async def test_rule_rr4_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    await train(config, stop_after=5)
+    newest = sorted((run_root(config) / "checkpoints").glob("step-*"))[-1]
+    weights = newest / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"is damaged: model/model\.safetensors has .* remove that folder"):
+        await train(config, resume=True)
+    assert newest.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "other"}, "stages that have begun must stay as they were"),
+        ({"steps": 3}, r"with \d+ groups in flight; give it more steps"),
+    ],
+)
+async def test_rule_ac2_a_resume_with_other_stages_loses_no_group(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    await train(tiny_config(tmp_path), stop_after=5)
+    tree = tiny_tree(tmp_path)
+    changed = tiny_config(tmp_path, stages=[tree["stages"][0], {**tree["stages"][1], **change}])
+    with pytest.raises(UserError, match=message):
+        await train(changed, resume=True)
+
+
+async def test_a_data_set_of_a_later_stage_is_looked_for_before_anything_is_trained(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    tree["data"]["sources"].append({"name": "late", "type": "jsonl", "path": "nowhere.jsonl", "task": "addition"})
+    tree["stages"][1]["sources"] = ["late"]
+    config = tiny_config(tmp_path, data=tree["data"], stages=tree["stages"])
+    with pytest.raises(UserError, match=r"nowhere\.jsonl"):
+        await train(config)
+    ledger = open_ledger(config)
+    assert ledger.counts() == {}
+    ledger.close()
+
+
+async def test_a_run_whose_ledger_is_gone_is_not_resumed(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    await train(config, stop_after=5)
+    for path in run_root(config).glob("ledger.sqlite*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"ledger\.sqlite is gone or empty"):
+        await train(config, resume=True)

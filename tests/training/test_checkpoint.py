@@ -41,7 +41,7 @@ def test_the_newest_is_the_highest_step_and_old_ones_go(tmp_path: Path) -> None:
     assert read_meta(newest) == {"step": 1_000_000, "cursor": {"pass": 1_000_000}}
 
 
-def test_rule_rr4_a_directory_without_marker_is_ignored_and_cleaned(tmp_path: Path) -> None:
+def test_rule_rr4_a_directory_without_marker_is_ignored_and_never_deleted(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     good = store.write(3, filler("good"))
     torn = tmp_path / "step-000004"
@@ -51,7 +51,8 @@ def test_rule_rr4_a_directory_without_marker_is_ignored_and_cleaned(tmp_path: Pa
     with pytest.raises(UserError, match="not a complete checkpoint"):
         read_meta(torn)
     store.clean()
-    assert names(tmp_path) == ["step-000003"]
+    assert names(tmp_path) == ["step-000003", "step-000004"]
+    assert store.damaged() == {torn: "complete.json is missing"}
 
 
 @pytest.mark.parametrize("damage", ["shorter", "gone", "marker"])
@@ -67,6 +68,10 @@ def test_rule_rr4_a_half_copied_directory_is_ignored(damage: str, tmp_path: Path
         (bad / MARKER).write_text((bad / MARKER).read_text()[:20])
     assert not is_complete(bad)
     assert store.newest() == good
+    store.clean()
+    (problem,) = store.damaged().values()
+    assert {"shorter": "has 4 bytes", "gone": "is missing", "marker": "cannot be used"}[damage] in problem
+    assert bad.exists()
 
 
 class KillError(BaseException):
