@@ -124,7 +124,7 @@ class Run:
         for stream in assembly.streams.values():
             stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
-            _report.warning("tokenizer: %s", note)
+            _report.info("tokenizer: %s", note)
         self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(

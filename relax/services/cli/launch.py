@@ -1,13 +1,15 @@
 """Runs a run under the event loop, and turns signals into a clean end (RR6).
 
 Called by `relax train`. The first SIGINT or SIGTERM asks the run to stop where it is safe, with a checkpoint; after the grace time
-it is cancelled; a SIGINT while stopping ends the process at once. Handlers work even while the loop is busy.
+it is cancelled; a second signal ends the process at once. None of this needs a loop that turns: the handlers run between
+bytecodes, and a timer thread ends a process that does not end by itself.
 """
 
 import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +18,10 @@ from typing import Any, Protocol
 
 from relax.core.message import Json
 
-ABANDON_S = 60.0
-"""What a cancelled run may take to close its threads and files before the process ends without it."""
+CLOSE_S = 10.0
+"""What a cancelled run may take, beyond the grace time, to close its threads and files before the process ends without it."""
+SAY_S = 1.0
+"""What the last words of a process may take: the thread that is stuck may hold the lock of the terminal."""
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -38,72 +42,109 @@ class Outcome:
 
 
 class Interruption:
-    """`say` prints one line; `end` ends the process at once with an exit code."""
+    """`say` prints one line; `end` ends the process at once with an exit code. Stops the run that `guard` is given."""
 
     def __init__(
-        self,
-        run: Runnable,
-        task: "asyncio.Task[Any]",
-        grace_s: float,
-        say: Callable[[str], None],
-        end: Callable[[int], Any],
+        self, grace_s: float, say: Callable[[str], None], end: Callable[[int], Any], close_s: float = CLOSE_S
     ) -> None:
-        self._run, self._task, self._grace_s = run, task, grace_s
-        self._say, self._end = say, end
-        self._loop = asyncio.get_running_loop()
+        self._grace_s, self._say, self._end = grace_s, say, end
+        self._stop_run: Callable[[], Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._timer = threading.Timer(grace_s + close_s, self._expire)
+        self._timer.daemon = True
         self.signal: int | None = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM inside the block."""
+        """Handle SIGINT and SIGTERM inside the block; leaving it stops the timer."""
         before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
+            self._timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def guard(self, run: Runnable, task: "asyncio.Task[Any]") -> Iterator[None]:
+        """Inside the block a signal, also one received before it, stops `run`, which `task` executes."""
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            if self._stopping is None:
+                self._stopping = loop.create_task(self._stop(run, task), name="stop")
+
+        self._stop_run = lambda: loop.call_soon_threadsafe(begin)
+        if self.signal is not None:
+            begin()
+        try:
+            yield
+        finally:
+            self._stop_run = None
             if self._stopping is not None:
                 self._stopping.cancel()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal = number
-            self._loop.call_soon_threadsafe(self._begin)
-        elif number == signal.SIGINT:
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), _SHOW_CURSOR)  # a live table had hidden it
-            self._end(128 + signal.SIGINT)
-
-    def _begin(self) -> None:
-        self._stopping = self._loop.create_task(self._stop(), name="stop")
-
-    async def _stop(self) -> None:
-        self._say(
+        if self.signal is not None:
+            self._leave(number)
+            return
+        self.signal = number
+        self._timer.start()  # first: whatever fails or blocks from here on, the process ends
+        if self._stop_run is not None:
+            self._stop_run()
+        self._say_inside(
             f"stopping at the next safe point, with a checkpoint, within {self._grace_s:g} s; press Ctrl-C again to end at once"
         )
+
+    def _say_inside(self, line: str) -> None:
+        """Say it from a handler, which may have interrupted a print; the stream then refuses a second one."""
+        try:
+            self._say(line)
+        except Exception:
+            os.write(2, f"{line}\n".encode())
+
+    async def _stop(self, run: Runnable, task: "asyncio.Task[Any]") -> None:
         try:
             async with asyncio.timeout(self._grace_s):
-                await self._run.stop()
-                await asyncio.wait({self._task})
+                await run.stop()
+                await asyncio.wait({task})
         except TimeoutError:
             self._say(f"no safe point within run.grace_s ({self._grace_s:g} s); ending without a new checkpoint")
-        self._task.cancel()
-        _, pending = await asyncio.wait({self._task}, timeout=ABANDON_S)
-        if pending:
-            self._say(f"the run did not end within {ABANDON_S:g} s of its cancellation; ending the process")
-            self._end(128 + (self.signal or signal.SIGTERM))
+        except Exception as error:
+            self._say(f"the run cannot be asked to stop: {error!r}; ending without a new checkpoint")
+        finally:
+            task.cancel()
+
+    def _expire(self) -> None:
+        """In the timer's thread."""
+        line = f"the run did not end within {self._timer.interval:g} s of the signal; ending the process"
+        speaker = threading.Thread(target=self._say, args=(line,), daemon=True)
+        speaker.start()
+        speaker.join(SAY_S)
+        self._leave(self.signal or signal.SIGTERM)
+
+    def _leave(self, number: int) -> None:
+        if sys.__stdout__ is not None and not sys.__stdout__.closed and sys.__stdout__.isatty():
+            os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # a live table had hidden it
+        self._end(128 + number)
 
 
-def launch(run: Runnable, grace_s: float, say: Callable[[str], None], end: Callable[[int], Any] = os._exit) -> Outcome:
+def launch(
+    run: Runnable,
+    grace_s: float,
+    say: Callable[[str], None],
+    end: Callable[[int], Any] = os._exit,
+    close_s: float = CLOSE_S,
+) -> Outcome:
     """Run to the end. What `execute` raises comes out, but for the cancellation that a signal led to."""
-    return asyncio.run(_supervise(run, grace_s, say, end))
+    interruption = Interruption(grace_s, say, end, close_s)
+    with interruption.installed():  # around the loop: closing it may hang as well
+        return asyncio.run(_supervise(run, interruption))
 
 
-async def _supervise(run: Runnable, grace_s: float, say: Callable[[str], None], end: Callable[[int], Any]) -> Outcome:
+async def _supervise(run: Runnable, interruption: Interruption) -> Outcome:
     task = asyncio.create_task(run.execute(), name="run")
-    interruption = Interruption(run, task, grace_s, say, end)
-    with interruption.installed():
+    with interruption.guard(run, task):
         try:
             summary = await task
         except asyncio.CancelledError:
