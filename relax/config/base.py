@@ -9,8 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, field_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from relax.config.number import checked_numbers
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Where a value lies: keys of mappings and positions in lists, from the root down."""
@@ -71,6 +80,10 @@ class Config(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return checked_numbers(handler(source))
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -28,6 +28,12 @@ _CORE_SCALARS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+MAX_DEPTH = 64
+"""Levels of a document; far more than the tree has, far fewer than Python's stack."""
+MAX_NODES = 100_000
+"""Values of a document with its aliases written out: ten lines of aliases of aliases can stand for billions."""
+
+
 @dataclass(slots=True)
 class Document:
     """`values` is the nested mapping; `origins` says where each key path was written, e.g. `recipe.yaml:12`."""
@@ -107,6 +113,30 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.problems: list[tuple[int, str]] = []
+        self._depth = self._num_nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _too_deep(self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Merge keys written out; of a key that comes in by several ways the last counts, so the others go at once."""
+        super().flatten_mapping(node)
+        last = {key.value if isinstance(key, yaml.ScalarNode) else id(key): (key, item) for key, item in node.value}
+        node.value = list(last.values())
+
+    def count(self, node: Any, depth: int) -> None:
+        """Count a value that is built. Raises when there are too many, or too deep ones: an alias may hold others."""
+        self._num_nodes += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep(node.start_mark)
+        if self._num_nodes > MAX_NODES:
+            problem = f"with its aliases written out it has more than {MAX_NODES:,} values; use fewer"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -148,7 +178,12 @@ def _parse(text: str, name: str, document: Document) -> tuple[Any, list[tuple[in
             loader.dispose()
 
 
+def _too_deep(mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=f"it is nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
+
+
 def _build(loader: _Loader, node: Any, path: KeyPath, document: Document, name: str) -> Any:
+    loader.count(node, len(path))
     if path:
         document.origins[path] = f"{name}:{node.start_mark.line + 1}"
     if isinstance(node, yaml.ScalarNode):

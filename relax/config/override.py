@@ -7,7 +7,7 @@ YAML and replaces what was there. Messages show the key path only, because the v
 from typing import Any
 
 from relax.config.base import KeyPath
-from relax.config.document import Document, read_value
+from relax.config.document import MAX_DEPTH, Document, read_value
 from relax.config.suggestion import suggestion
 from relax.core.error import ConfigError
 
@@ -18,6 +18,8 @@ def apply_override(document: Document, text: str) -> None:
     keys = path_text.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError([f"override {path_text!r}: should have the form key.path=value"])
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError([f"an override has {len(keys)} keys in its path; no path has more than {MAX_DEPTH}"])
     origin = f"override {path_text.strip()!r}"
     try:
         document.set(_locate(document, keys), read_value(value_text), origin)

@@ -69,7 +69,7 @@ class Report:
             alternatives = self._expected.setdefault(path, [])
             expected = message.removeprefix(_EXPECTED).removeprefix("be ").split(", unable to", 1)[0]
             alternatives.append(expected.replace("valid tuple", "list"))
-            sentence = f"is {_shown(path, line['input'])}, but should be {' or '.join(alternatives)}"
+            sentence = f"{_shown(path, line['input'])}, but should be {' or '.join(alternatives)}"
             sentences[:] = [known for known in sentences if ", but should be " not in known]
         else:
             sentence = message.removeprefix("Value error, ")
@@ -109,9 +109,11 @@ class Report:
 
 
 def _shown(path: KeyPath, value: Any) -> str:
+    if value is None:
+        return "is empty (null)"
     if any(isinstance(key, str) and _SECRET_KEY.search(key) for key in path[-1:]):
-        return "a value that is not shown"
+        return "is a value that is not shown"
     if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"  # it may hold a secret
+        return "is a mapping" if isinstance(value, dict) else "is a list"  # it may hold a secret
     text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+    return f"is {text if len(text) <= _MAX_SHOWN else f'{text[: _MAX_SHOWN - 3]}...'}"

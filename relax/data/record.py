@@ -17,6 +17,10 @@ from relax.data.dataset import Refusal
 ROLES: tuple[str, ...] = get_args(Role)
 ANSWERED_ROLES = ("user", "tool")
 """The policy answers these, so a prompt ends with one of them."""
+MAX_DEPTH = 64
+"""Levels of lists and mappings that a record may nest."""
+MAX_INTEGER_BITS = 8192
+"""Integers up to here have a decimal form in Python, whose limit is 4300 digits."""
 
 
 def read_record(value: Json, config: SourceConfig, index: int) -> Record:
@@ -34,8 +38,15 @@ def read_record(value: Json, config: SourceConfig, index: int) -> Record:
     )
 
 
-def json_ready(value: Json) -> Json:
-    """`value` as plain JSON values; NaN and infinities become None. Raises Refusal for what JSON has no form for."""
+def json_ready(value: Json, depth: int = 0) -> Json:
+    """`value` as plain JSON values; NaN and infinities become None.
+
+    Raises Refusal for what JSON has no form for, for integers that Python will not print, and for what nests over MAX_DEPTH levels.
+    """
+    if depth > MAX_DEPTH:
+        raise Refusal("nested too deep", f"more than {MAX_DEPTH} levels of lists and mappings")
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        raise Refusal("too large a number", f"an integer of {value.bit_length()} bits, at most {MAX_INTEGER_BITS}")
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -45,11 +56,11 @@ def json_ready(value: Json) -> Json:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): json_ready(item) for key, item in value.items()}
+        return {json_ready(str(key)): json_ready(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_ready(item) for item in value]
+        return [json_ready(item, depth + 1) for item in value]
     if hasattr(value, "tolist"):  # numpy scalars and arrays
-        return json_ready(value.tolist())
+        return json_ready(value.tolist(), depth + 1)
     raise Refusal("mistyped field", f"a {type(value).__name__} is not a JSON value")
 
 
@@ -135,16 +146,25 @@ def _text_reference(reference: Json) -> Json:
 
 def _number_reference(reference: Json) -> Json:
     if isinstance(reference, int | float) and not isinstance(reference, bool):
-        return reference
+        return _within_float(reference)
     if isinstance(reference, str):
         for read in (int, float):
             try:
                 number = read(reference)
             except ValueError:
                 continue
-            if math.isfinite(number):
-                return number
+            if not isinstance(number, float) or math.isfinite(number):
+                return _within_float(number)
     raise _mistyped_reference(reference, "a number without unit or comma")
+
+
+def _within_float(number: int | float) -> int | float:
+    """The number itself. Raises Refusal for an integer beyond every float: rewards compare and average as floats."""
+    try:
+        float(number)
+    except OverflowError as error:
+        raise Refusal("mistyped reference", "expected a number up to 1.8e308, found a larger one") from error
+    return number
 
 
 def _json_reference(reference: Json) -> Json:

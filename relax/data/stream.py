@@ -5,6 +5,7 @@ the system prompt, rendered once to measure it; or it is refused into the quaran
 """
 
 import json
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ class PromptReader:
             record = read_record(value, self.config, index)
             messages = self._checked(record.messages)
         except Refusal as refusal:
-            excerpt = refusal.excerpt if refusal.excerpt is not None else json.dumps(value, default=repr)
+            excerpt = refusal.excerpt if refusal.excerpt is not None else _excerpt(value)
             self.quarantine.add(self.config.name, index, self.dataset.location(index), refusal, excerpt)
             return None
         key = PromptKey(self.config.name, index, pass_number)
@@ -90,6 +91,16 @@ class PromptReader:
         if num_tokens == 0:
             raise Refusal("empty prompt", "the rendered prompt has no token")
         return messages
+
+
+def _excerpt(value: Json) -> str:
+    """A refused record for people to recognise; it may be what JSON, or even `repr`, has no form for."""
+    for form in (lambda: json.dumps(value, default=repr), lambda: reprlib.repr(value)):
+        try:
+            return form()
+        except Exception:  # a value of any class may raise anything here, and the record is refused already
+            continue
+    return f"a {type(value).__name__} that cannot be printed"
 
 
 class PromptStream:

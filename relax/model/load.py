@@ -4,6 +4,7 @@ Called by engines, training and data at start-up; the only file that constructs 
 the network, runs code from a model folder or unpickles weights (SE2), and the global random state is left as it was.
 """
 
+import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -32,14 +33,14 @@ def load_model(path: str | Path, weights: Literal["pretrained", "random"], dtype
     with torch.random.fork_rng(devices=_seeded_devices()):
         torch.manual_seed(seed)
         if weights == "random":
-            model = model_class._from_config(config, dtype=torch_dtype(dtype))
+            model = _build_random(model_class, config, folder, dtype)
         else:
             model = _load_pretrained(model_class, folder, dtype)
     return model.train(False)
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """The configuration in folder `path`. Raises UserError when it is missing or of an unknown model type."""
+    """The configuration in folder `path`. Raises UserError when it is missing, broken or of an unknown model type."""
     from transformers import AutoConfig
 
     folder = _model_folder(path)
@@ -47,14 +48,17 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise UserError(
             f"model folder {str(folder)!r} has no config.json; point model.path at a Hugging Face model folder"
         )
+    problem = _json_problem(folder / "config.json")
+    if problem:
+        raise UserError(f"{problem}; {_COPY_AGAIN}")
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"config.json of {str(folder)!r} cannot be read: {error}") from error
+    except Exception as error:  # every model type checks its own fields in its own way
+        raise UserError(f"config.json of {str(folder)!r} cannot be used: {_reason(error)}; correct it") from error
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in folder `path`. Raises UserError when there is none."""
+    """The tokenizer in folder `path`. Raises UserError when there is none, or a broken one."""
     from transformers import AutoTokenizer
 
     folder = _model_folder(path)
@@ -65,8 +69,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
+    except Exception as error:  # tokenizers raises plain Exception, and each file is read by code of its own
+        files = [folder / name for name in (*names, "special_tokens_map.json", "added_tokens.json", "config.json")]
+        found = [file for file in files if file.is_file()]
+        problem = next(filter(None, (_json_problem(file) for file in found if file.suffix == ".json")), None)
+        blamed = problem or f"the tokenizer file {str(found[0])!r} cannot be loaded: {_reason(error)}"
+        raise UserError(f"{blamed}; {_COPY_AGAIN}") from error
 
 
 def _model_folder(path: str | Path) -> Path:
@@ -82,9 +90,14 @@ def _model_class(config: ModelConfig, folder: Path) -> Any:
     """The class that config.json names, or the causal language model of its model type."""
     import transformers
 
-    for name in getattr(config, "architectures", None) or ():
+    names = getattr(config, "architectures", None) or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(
+            f"'architectures' in config.json of {str(folder)!r} is {names!r}; expected a list of class names"
+        )
+    for name in names:
         found = getattr(transformers, name, None)
-        if found is not None:
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
         raise UserError(
             f"architecture {name!r} of {str(folder)!r} is not in transformers {transformers.__version__};"
@@ -100,27 +113,82 @@ def _model_class(config: ModelConfig, folder: Path) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
+def _build_random(model_class: Any, config: ModelConfig, folder: Path, dtype: str) -> Model:
+    torch_type = torch_dtype(dtype)
+    try:
+        return model_class._from_config(config, dtype=torch_type)
+    except Exception as error:  # sizes that do not fit each other fail wherever a layer first meets them
+        raise UserError(
+            f"config.json of {str(folder)!r} describes no model that can be built: {_reason(error)}; correct it"
+        ) from error
+
+
 def _load_pretrained(model_class: Any, folder: Path, dtype: str) -> Model:
     if not any(folder.glob("*.safetensors")):
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         hint = "convert its pickled weights to safetensors" if pickled else "or set model.weights to random"
         raise UserError(f"model folder {str(folder)!r} has no *.safetensors weights; add them, {hint}")
+    torch_type = torch_dtype(dtype)
     try:
         model, report = model_class.from_pretrained(
             str(folder),
-            dtype=torch_dtype(dtype),
+            dtype=torch_type,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from error
+    except Exception as error:  # safetensors and the readers of the JSON files beside it raise errors of their own
+        problem = _weight_problem(folder)
+        if problem:
+            raise UserError(f"{problem}; {_COPY_AGAIN}") from error
+        raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {_reason(error)}") from error
     # transformers fills what a checkpoint lacks with random numbers and only logs it; a run must not start from those.
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             listed = ", ".join(str(name) for name in sorted(map(str, report[kind]))[:5])
             raise UserError(f"the weights in {str(folder)!r} do not fit the model: {kind} {listed}")
     return model
+
+
+_COPY_AGAIN = "copy or download the file again"
+
+
+def _weight_problem(folder: Path) -> str | None:
+    """The first file of the weights that is broken or absent, and how; None when all can be opened."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.json")):
+        problem = _json_problem(file)
+        if problem:
+            return problem
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        shards = json.loads(index.read_bytes()).get("weight_map")
+        if not isinstance(shards, dict):
+            return f"{str(index)!r} has no mapping 'weight_map'"
+        absent = sorted({str(name) for name in shards.values() if not (folder / str(name)).is_file()})
+        if absent:
+            return f"{str(folder / absent[0])!r}, named in {index.name}, does not exist"
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(file), framework="pt"):
+                pass
+        except Exception as error:  # safetensors' own error class, or OSError
+            return f"{str(file)!r} is no whole safetensors file: {_reason(error)}"
+    return None
+
+
+def _json_problem(file: Path) -> str | None:
+    """Why a file that must hold one JSON object does not."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{str(file)!r} is not valid JSON: {_reason(error)}"
+    return None if isinstance(value, dict) else f"{str(file)!r} holds a JSON {type(value).__name__}, expected an object"
+
+
+def _reason(error: Exception) -> str:
+    """Type and the lines of the message as one."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _seeded_devices() -> list[int]:

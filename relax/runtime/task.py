@@ -2,7 +2,7 @@
 
 Used by everything that starts background work. No exception is lost: the first one ends the whole set, within a bounded
 time, and comes out of `async with` as itself, with its own traceback. An endless loop that returns is an error. A task that
-will not stop is named.
+will not stop is named. One that ends as cancelled without having been cancelled is an error too.
 """
 
 import asyncio
@@ -72,9 +72,17 @@ class TaskSet:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         endless = self._tasks.pop(task)
         self._changed.set()
+        error: BaseException | None
         if task.cancelled():
-            return
-        error = task.exception()
+            if not self._open or (self._owner is not None and self._owner.cancelling()):
+                return  # the set, or who cancelled all of it, asked for this
+            error = InvariantError(
+                "RR7",
+                f"task {task.get_name()!r} of {self.name!r} ended as cancelled, but the set did not cancel it;"
+                " something that it awaited was cancelled or raised CancelledError",
+            )
+        else:
+            error = task.exception()
         if error is None and endless:
             error = InvariantError("RR7", f"task {task.get_name()!r} of {self.name!r} is endless but returned")
         if error is None:

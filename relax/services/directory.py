@@ -6,14 +6,31 @@ Opened by `relax train`; the other commands only read it.
 import fcntl
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from relax.core.error import UserError
 from relax.core.message import Json
 from relax.services.file import write_whole
+
+_FILES = frozenset({
+    "config.yaml", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "quarantine.jsonl",
+    "metrics.jsonl", "samples.jsonl", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
+})  # fmt: skip
+"""Every file that a run writes, but the lock."""
+_FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "checkpoints": ("step-*", ".*step-*"),
+    "dumps": ("step-*.npz",),
+    "evaluations": ("step-*.json", ".step-*.json.*"),
+    "reference": ("*.safetensors", ".*.safetensors.*"),
+    "tensorboard": ("*.tfevents.*", "eval/*.tfevents.*"),
+}
+"""Every folder that a run makes, and what it writes into it."""
+_ASIDE = re.compile(r"^\.(.+)\.[0-9]+$")
+"""A file that a killed process was writing (see `write_whole`)."""
 
 
 class RunDirectory:
@@ -120,12 +137,32 @@ class RunDirectory:
         """Whole or not at all: readers never see half a file."""
         write_whole(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
-    def clear(self) -> None:
-        """Forget a finished run; only for `relax train --overwrite`, under the lock."""
+    def clear(self) -> tuple[str, ...]:
+        """Delete what a run wrote here, under the lock. Returns the names of what no run writes: it is left alone."""
         for path in self.root.iterdir():
-            if path.name == "lock":
-                continue
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
+            name = _ASIDE.sub(r"\1", path.name)
+            if name in _FOLDERS and path.is_dir() and not path.is_symlink():
+                _clear_folder(path, _FOLDERS[name])
+            elif name in _FILES and not path.is_dir():
                 path.unlink()
+        return tuple(sorted(str(path.relative_to(self.root)) for path in _left(self.root)))
+
+
+def _clear_folder(folder: Path, patterns: tuple[str, ...]) -> None:
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for inner in (*folder.glob("*/"), folder):
+        if inner.is_dir() and not inner.is_symlink() and not any(inner.iterdir()):
+            inner.rmdir()
+
+
+def _left(root: Path) -> Iterator[Path]:
+    """What is still there; of a run's own folders, the things in them."""
+    for path in root.iterdir():
+        if path.name in _FOLDERS and path.is_dir() and not path.is_symlink():
+            yield from path.iterdir()
+        elif path.name != "lock":
+            yield path

@@ -79,15 +79,17 @@ class EvaluationView:
 
 
 def read_group(ledger: Ledger, id: str) -> GroupView | EvaluationView:
-    """The group that `id` is, or lies in. Raises UserError with examples when the ledger does not hold it."""
-    wanted = group_of(id.strip())
+    """The group that `id` is, or lies in. Raises UserError with examples when the ledger does not hold it, or that part of it."""
+    wanted, inside = group_of(id.strip()), id.strip()
     if wanted.startswith("e") and (rows := ledger.children(EvaluationRow, wanted)):
+        _check_inside(wanted, inside, [row["id"] for row in rows])
         samples = tuple({key: row[key] for key in ("id", "reward", "failure", "text")} for row in rows)
         return EvaluationView(wanted, rows[0]["set_name"], rows[0]["step"], samples)
     row = ledger.group(wanted)
     if row is None:
         raise UserError(_unknown(ledger, wanted))
     trajectories = tuple(_trajectory(ledger, child, row["step"]) for child in ledger.children(TrajectoryRow, wanted))
+    _check_inside(wanted, inside, [id for t in trajectories for id in (t.id, *(sample.id for sample in t.samples))])
     rewards = np.array([t.reward for t in trajectories if t.reward is not None], dtype=np.float64)
     row.pop("event")
     return GroupView(
@@ -96,6 +98,12 @@ def read_group(ledger: Ledger, id: str) -> GroupView | EvaluationView:
         reward_std=float(rewards.std(ddof=1)) if len(rewards) > 1 else None,
         trajectories=trajectories,
     )
+
+
+def _check_inside(group: str, id: str, known: list[str]) -> None:
+    if id != group and id not in known:
+        some = f"; it holds {', '.join(known[:4])}{', ...' if len(known) > 4 else ''}" if known else ""
+        raise UserError(f"group {group} holds nothing with the id {id!r}{some}; `{group}` shows all of it")
 
 
 def _trajectory(ledger: Ledger, row: dict[str, Json], step: int | None) -> TrajectoryView:

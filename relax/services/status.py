@@ -7,7 +7,7 @@ has been measured.
 import json
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from relax.config.tree import RunConfig
 from relax.core.message import Json
@@ -22,7 +22,10 @@ RunState = Literal["running", "finished", "unfinished", "empty"]
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """`metrics` holds the newest value of every metric; `gate` is what the controller last said; `age_s` is how old that is."""
+    """`metrics` holds the newest value of every metric; `gate` is what the controller last said; `age_s` is how old that is.
+
+    `notes` are sentences about files that could not be read; what they would tell is taken as unknown.
+    """
 
     run: str
     directory: str
@@ -38,12 +41,13 @@ class RunStatus:
     metrics: dict[str, float]
     checkpoint: str | None
     quarantined: int
+    notes: tuple[str, ...] = ()
 
 
 def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
     """A snapshot. Reads only."""
     outline = outline_of(config)
-    gate = _read_json(directory)
+    gate, notes = _read_gate(directory)
     metrics, account, evaluations, step = _read_ledger(config, directory)
     step = max(step, int(gate.get("step", 0)))
     owner = directory.owner
@@ -67,17 +71,31 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         evaluations=evaluations,
         metrics=metrics,
         checkpoint=str(newest) if newest is not None else None,
-        quarantined=len(directory.quarantine.read_text("utf-8").splitlines()) if directory.quarantine.exists() else 0,
+        quarantined=directory.quarantine.read_bytes().count(b"\n") if directory.quarantine.exists() else 0,
+        notes=notes,
     )
 
 
-def _read_json(directory: RunDirectory) -> dict[str, Json]:
-    """`status.json`; it is replaced whole, so it is there whole or not at all."""
+def _read_gate(directory: RunDirectory) -> tuple[dict[str, Json], tuple[str, ...]]:
+    """`status.json`, empty when it is absent, and what is wrong with it: a run replaces it whole, but a full disk or a person
+    may have spoilt it."""
     try:
-        found: dict[str, Json] = json.loads(directory.status.read_text("utf-8"))
-        return found
+        found = json.loads(directory.status.read_text("utf-8"))
     except FileNotFoundError:
-        return {}
+        return {}, ()
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, (f"{directory.status.name} cannot be read ({error}) and is left out",)
+    if not _is_gate(found):
+        return {}, (f"{directory.status.name} is not what a run writes and is left out",)
+    return found, ()
+
+
+def _is_gate(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    step, account = found.get("step", 0), found.get("account") or {}
+    reasons = account.get("reasons") or {} if isinstance(account, dict) else None
+    return isinstance(step, int) and step >= 0 and isinstance(reasons, dict)
 
 
 def _read_ledger(

@@ -5,6 +5,7 @@ whole. `relax train` prints it.
 """
 
 import logging
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from relax.services.outline import RunOutline, StageOutline, outline_of, samplin
 
 EDGE_STEPS = 10
 """Steps whose mean is the first and the last reward: one step is too noisy."""
+MAX_REASON_LENGTH = 200
+"""Characters of a printed reason; the account holds all of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +122,12 @@ def _account(ledger: Ledger) -> dict[str, Json]:
     )
     final = account["admitted"] == sum(account[name] for name in (*END_STATES, "outstanding"))
     return {**account, "balances": matches and steady and final}
+
+
+def top_reasons(account: Mapping[str, Json], most: int = 3) -> list[tuple[str, int]]:
+    """Why groups were not trained, such as `failed(timeout)`: the most frequent reasons with their counts."""
+    ordered = sorted((account.get("reasons") or {}).items(), key=lambda item: -item[1])
+    return [(textwrap.shorten(reason, MAX_REASON_LENGTH, placeholder="..."), count) for reason, count in ordered[:most]]
 
 
 def _over_time(ledger: Ledger, name: str, stages: Sequence[StageOutline]) -> float | None:

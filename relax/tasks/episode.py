@@ -4,22 +4,21 @@ Called by the rollout and evaluation roles. It ends with a trajectory (`done` or
 environment failed: the message says which) and then nothing of it is graded. The environment is closed on every path.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from relax.core.completion import Bools, Completion, GenerateInput, Sampling, Session
-from relax.core.error import EngineError, RelaxError, TaskError
+from relax.core.error import DataError, EngineError, RelaxError, TaskError
 from relax.core.message import Json, Message, Prompt, PromptKey, text_message
 from relax.core.protocol import Encoded, Environment, Generate, Renderer, Step
 from relax.core.seed import derive_seed
 from relax.core.trajectory import EndReason, Trajectory
 from relax.tasks.draft import Draft
-
-T = TypeVar("T")
+from relax.tasks.foreign import check_messages, check_step, describe, must_pass
 
 
 def request_seed(run_seed: int, key: PromptKey, sibling: int, turn: int) -> int:
@@ -89,7 +88,11 @@ class _Episode:
         self.unstable = 0
 
     async def turns(self, session_of: Callable[[int], Session], allowed: Bools | None) -> EndReason:
-        self.shown = await self._ask(self.environment.start(self.prompt), "start")
+        self.shown = check_messages(await self._ask("start", self.prompt), "environment: start")
+        if not self.shown:
+            raise TaskError(
+                "environment: start gave no message; it gives those to show first, usually the prompt's own"
+            )
         self._begin()
         for turn in range(self.max_turns):
             room = self._room()
@@ -99,9 +102,9 @@ class _Episode:
             completion = await self._sample(sampling, session_of(turn), allowed)
             if completion.stop_reason == "length":
                 return "truncated"
-            step = await self._ask(self.environment.step(self.said[-1]), "step")
+            step = check_step(await self._ask("step", self.said[-1]))
             if step.info is not None:
-                self.steps.append(dict(step.info))
+                self.steps.append(step.info)
             if step.done is not None:
                 self.said.extend(step.messages)
                 return step.done
@@ -133,12 +136,18 @@ class _Episode:
 
     def _begin(self) -> None:
         """A full render, nobody's sample, opens a segment."""
-        self.features = self.renderer.encode([*self.shown, *self.said])
+        try:
+            self.features = self.renderer.encode([*self.shown, *self.said])
+        except DataError as error:
+            raise _refused(error) from error
         self.draft.begin(self.features.token_ids)
 
     def _append(self, step: Step) -> None:
         """Show the environment's messages: as a suffix where that equals a full render, else in a branch (TK2)."""
-        suffix = self.renderer.extend([*self.shown, *self.said], self.draft.token_ids, step.messages)
+        try:
+            suffix = self.renderer.extend([*self.shown, *self.said], self.draft.token_ids, step.messages)
+        except DataError as error:
+            raise _refused(error) from error
         self.said.extend(step.messages)
         if suffix is None:
             self.branches += 1
@@ -148,22 +157,28 @@ class _Episode:
         else:
             self.draft.show(suffix.token_ids)
 
-    async def _ask(self, answer: Awaitable[T], what: str) -> T:
+    async def _ask(self, what: str, *arguments: Any) -> Any:
+        """Call a method of the environment. Whatever it raises is a TaskError, but for relax's own errors and real cancellation."""
         try:
-            return await answer
-        except RelaxError:
-            raise
-        except Exception as error:
-            raise TaskError(f"environment: {what} raised {type(error).__name__}: {error}") from error
+            return await getattr(self.environment, what)(*arguments)
+        except BaseException as error:
+            if must_pass(error) or (isinstance(error, RelaxError) and not isinstance(error, DataError)):
+                raise
+            raise TaskError(f"environment: {what} raised {describe(error)}") from error
 
     async def close(self) -> None:
-        await self._ask(self.environment.close(), "close")
+        await self._ask("close")
 
     def trajectory(self, end: EndReason) -> Trajectory:
         info: dict[str, Json] = {"branches": self.branches, "unstable": self.unstable}
         if self.steps:
             info["environment"] = self.steps
         return Trajectory(self.draft.segments(), tuple(self.draft.turns), tuple(self.said), end, info)
+
+
+def _refused(error: DataError) -> TaskError:
+    """Prompts were rendered when their records were read, so what cannot be rendered now is the environment's."""
+    return TaskError(f"environment: its messages cannot be shown to the policy: {error}")
 
 
 def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) -> None:

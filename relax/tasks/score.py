@@ -6,12 +6,15 @@ read as 0 (case H10), so metrics and training see the same thing.
 
 import asyncio
 import math
+import numbers
 from collections.abc import Sequence
+from typing import Any
 
 from relax.core.error import TaskError
 from relax.core.message import Json, Prompt
 from relax.core.protocol import GroupReward, Reward
 from relax.core.trajectory import Score, Trajectory
+from relax.tasks.foreign import must_pass, plain_info
 
 
 async def score(
@@ -43,6 +46,10 @@ async def score_group(
                 raise TaskError(f"{len(scores)} scores for {len(trajectories)} trajectories")
         except TaskError as error:
             scores = [_failed(error)] * len(trajectories)
+        except asyncio.CancelledError as error:
+            if must_pass(error):
+                raise
+            scores = [Score(None, "it raised CancelledError")] * len(trajectories)
         for own, given in zip(parts, scores, strict=True):
             own.append(_part(name, weight, given))
     return parts
@@ -61,21 +68,38 @@ async def _judge(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Scor
         return await reward(prompt, trajectory)
     except TaskError as error:
         return _failed(error)
+    except asyncio.CancelledError as error:
+        if must_pass(error):
+            raise
+        return Score(None, "it raised CancelledError")
 
 
 def _failed(error: TaskError) -> Score:
     return Score(None, f"{type(error).__name__}: {error}")
 
 
-def _part(name: str, weight: float, score: Score) -> dict[str, Json]:
-    """A score as JSON. A value that is no finite number, or a failure beside a value, counts as a failure."""
-    failure = score.failure
-    if failure is None and (score.value is None or not math.isfinite(score.value)):
+def _part(name: str, weight: float, given: Any) -> dict[str, Json]:
+    """A score as JSON. What is no Score, a value that is no finite number, a failure beside a value, or info that is no mapping of
+    JSON values counts as a failure."""
+    score = given if isinstance(given, Score) else Score(None, f"the reward gave {given!r}; expected a Score")
+    failure, info = score.failure, dict[str, Json]()
+    if failure is None and not _is_finite(score.value):
         failure = f"the reward gave {score.value} and no reason"
+    try:
+        info = plain_info(score.info, "the reward gave info")
+    except TaskError as error:
+        failure = str(failure or error)
     return {
         "name": name,
         "weight": weight,
         "value": None if failure is not None else float(score.value),  # type: ignore[arg-type]
         "failure": None if failure is None else f"{name}: {failure}",
-        "info": score.info,
+        "info": info,
     }
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False

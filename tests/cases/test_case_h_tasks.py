@@ -98,6 +98,46 @@ async def test_case_g9_math_verify_refuses_a_reference_it_cannot_read(pool: Proc
             await _verify(pool, reference, "42")
 
 
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("hello", "words are no expression"),
+        ("Hello, world!", "words are no expression"),
+        ("pi", "words are no expression"),
+        (float("nan"), "words are no expression"),
+        (r"\frac{{{", "its braces do not pair"),
+        (r"3\sqrt{2", "its braces do not pair"),
+        (r"$\frac{{{$ 3", "its braces do not pair"),
+        (r"$}{$", "its braces do not pair"),
+        (r"\frac", "it holds no mathematical expression"),
+        ("$$", "it holds no mathematical expression"),
+    ],
+)
+async def test_case_g9_a_reference_that_math_verify_would_misread_fails_with_a_reason(
+    pool: ProcessPool, reference: Any, reason: str
+) -> None:
+    reward = build_math_verify(MathVerifyConfig(), pool=pool)
+    for response in ("42", r"so \boxed{hello}"):
+        total, parts = await score(_prompt(reference), _answered(response), [("math_verify", 1.0, reward)])
+        assert total is None
+        assert "cannot be parsed" in parts[0]["failure"]
+        assert reason in parts[0]["failure"]
+
+
+async def test_case_g9_letters_in_an_expression_are_read(pool: ProcessPool) -> None:
+    expected = [
+        ("x", r"$x$", 1.0),
+        ("(B)", r"\boxed{B}", 1.0),
+        ("12 apples", r"\boxed{12}", 1.0),
+        (r"\{1,2\}", r"$\{2,1\}$", 1.0),
+        (r"\text{Monday}", r"$\text{Monday}$", 1.0),
+        ("$xy$", "$yx$", 1.0),
+        ("$xy$", r"\frac{{{", 0.0),
+    ]
+    values = await asyncio.gather(*(_verify(pool, reference, response) for reference, response, _ in expected))
+    assert values == [value for _, _, value in expected]
+
+
 MARKERS = [
     '{"value": 1.0, "failure": null, "info": {}}',
     "v\x00\x00\x00\x00\x00\x00\x00\x031.0",

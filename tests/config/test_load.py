@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax.config.document import read_yaml, write_yaml
+from relax.config.document import MAX_DEPTH, read_yaml, write_yaml
 from relax.config.load import dump_config, load_config
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
@@ -122,6 +122,37 @@ def test_unusable_document_is_refused_with_its_line(tmp_path: Path, text: str, p
     assert len(problems) == 1
     assert problems[0].startswith(str(path))
     assert problem in problems[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["model: " + "[" * 2000 + "]" * 2000, "a: " * 2000, "model: " + "[" * 2000],
+)
+def test_deep_document_is_refused(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    assert problems_of([path])[0].startswith(f"{path}:1: ")
+
+
+def test_depth_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: " + "[" * 2000 + "]" * 2000)
+    assert problems_of([path]) == [f"{path}:1: not valid YAML: it is nested more than {MAX_DEPTH} levels deep"]
+    path = write(tmp_path, "model: {path: &a " + "[" * 40 + "]" * 40 + "}\ndata: " + "[" * 40 + "*a" + "]" * 40)
+    assert problems_of([path])[0].endswith(f"it is nested more than {MAX_DEPTH} levels deep")
+    assert "nested more than" in problems_of([write(tmp_path, "")], "model=" + "[" * 2000 + "]" * 2000)[0]
+    assert "2001 keys in its path" in problems_of([write(tmp_path, "")], "model" + ".a" * 2000 + "=1")[0]
+
+
+def test_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    assert "more than 100,000 values" in problems_of([write(tmp_path, "\n".join(lines))])[0]
+
+
+def test_merge_keys_that_are_merged_again_and_again_stay_small() -> None:
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    lines += [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}], z{n}: {n}}}" for n in range(1, 60)]
+    values = read_yaml("\n".join(lines), "x").values
+    assert len(values["a59"]) == 61
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -241,7 +272,7 @@ def test_unknown_key_names_path_line_and_suggestion(recipe: Path, tmp_path: Path
     extra = write(tmp_path, "rollout:\n  max_stalenes: 0\n")
     assert problems_of([recipe, extra]) == [
         f"{extra}:2: rollout.max_stalenes: unknown key; did you mean 'max_staleness'? known: max_staleness, over_age, on_load, "
-        "replicas, engine, sampling, max_context_tokens"
+        "replicas, engine, sampling, max_context_tokens, max_trajectory_tokens"
     ]
 
 
@@ -315,6 +346,49 @@ def test_value_of_the_wrong_kind_is_one_problem_and_the_rest_is_still_checked(
     assert [problem.split(": ")[1] for problem in problems] == [path, "weights.keep"]
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("run.seed=true", "run.seed: is True, but should be an integer, not true or false"),
+        ("run.grace_s=false", "run.grace_s: is False, but should be a number, not true or false"),
+        ("training.grad_clip=true", "training.grad_clip: is True, but should be a number, not true or false"),
+        (
+            "stages.rl.max_staleness=false",
+            "stages.1.max_staleness: is False, but should be an integer, not true or false",
+        ),
+        ("stages.rl.algorithm.group_size=true", "group_size: is True, but should be an integer, not true or false"),
+        ("training.optimizer.betas=[true, 0.9]", "betas.0: is True, but should be a number, not true or false"),
+        ("tasks.addition.rewards.0.weight=true", "weight: is True, but should be a number, not true or false"),
+        ("bus.max_rows=true", "bus.max_rows: is True, but should be 'auto' or an integer, not true or false"),
+        ("bus.max_bytes=true", "bus.max_bytes: could not parse value and unit from byte string"),
+        ("schema=true", "schema: is 'True', but should be 1"),
+        ("stages.warm-up.algorithm.group_size=true", "group_size: is 'True', but should be 1"),
+        ("run.seed='12'", "run.seed: is '12', but should be an integer, written without quotes"),
+        ("training.optimizer.lr='1e-5'", "lr: is '1e-5', but should be a number, written without quotes"),
+        (f"run.seed={2**63}", f"but should be an integer of at most 63 bits ({2**63 - 1})"),
+        (f"run.seed={10**400}", "but should be an integer of at most 63 bits"),
+        ("stages.rl.steps=1e30", "stages.1.steps: is 1e+30, but should be an integer of at most 63 bits"),
+        (f"training.optimizer.lr={10**400}", "but should be a number of at most 63 bits"),
+        ("run.name=", "override 'run.name': run.name: is empty (null), but should be a valid string"),
+    ],
+)
+def test_what_only_looks_like_the_value_is_refused(recipe: Path, override: str, expected: str) -> None:
+    (problem,) = problems_of([recipe], override)
+    assert expected in problem
+
+
+def test_numbers_at_the_edge_are_accepted(recipe: Path) -> None:
+    config = load_config(
+        [recipe], [f"run.seed={2**63 - 1}", "stages.rl.steps=1e3", "run.grace_s=3", "bus.max_bytes='512'"]
+    )
+    assert (config.run.seed, config.stages[1].steps, config.run.grace_s, config.bus.max_bytes) == (
+        2**63 - 1,
+        1000,
+        3.0,
+        512,
+    )
+
+
 def test_wrong_value_is_shown_with_what_was_expected(recipe: Path) -> None:
     problems = problems_of([recipe], "stages.rl.steps=many", "run.deterministic=maybe", "tasks={}")
     assert sorted(problems) == [
@@ -341,7 +415,7 @@ def test_dump_reads_back_equal_with_explicit_nulls(recipe: Path, tmp_path: Path)
 
 @settings(deadline=None, max_examples=50)
 @given(
-    seed=st.integers(0, 2**63),
+    seed=st.integers(0, 2**63 - 1),
     lr=st.floats(min_value=1e-300, max_value=1e300),
     grace=st.floats(0, 1e9),
     prompt=st.none() | st.text(st.characters(exclude_categories=["Cs"])),

@@ -1,12 +1,16 @@
 """From raw values to records, and what is refused for which reason."""
 
+import json
 import math
+from dataclasses import dataclass
 
 import pytest
 
 from relax.core.message import Message, TextPart
 from relax.data.dataset import Refusal
+from relax.data.quarantine import Quarantine
 from relax.data.record import json_ready, read_record
+from relax.data.stream import PromptReader, PromptRules
 from tests.data.toy import source_config
 
 USER = {"role": "user", "content": "1+1="}
@@ -101,3 +105,54 @@ def test_json_ready_makes_plain_values():
 
     value = {"a": (1, math.nan), 2: np.float32(0.5), "c": np.array([1, 2]), "d": math.inf}
     assert json_ready(value) == {"a": [1, None], "2": 0.5, "c": [1, 2], "d": None}
+
+
+def nested(levels: int) -> list:
+    value: list = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "reason"),
+    [
+        ({"reference": str(10**400)}, {"reference_type": "number"}, "mistyped reference"),
+        ({"reference": 10**400}, {"reference_type": "number"}, "mistyped reference"),
+        ({"reference": "1e999"}, {"reference_type": "number"}, "mistyped reference"),
+        ({"reference": 10**5000}, {"reference_type": "text"}, "too large a number"),
+        ({"reference": "1", "tree": nested(600)}, {}, "nested too deep"),
+        ({"reference": nested(600)}, {"reference_type": "json"}, "nested too deep"),
+        ({"reference": "1", "half \ud83d": 1}, {}, "unencodable text"),
+    ],
+)
+def test_values_that_overflow_are_refused_and_quarantined(tmp_path, fields, options, reason):
+    assert reason_of({"prompt": "1", **fields}, **options) == reason
+    config = source_config(path="a.jsonl", **options)
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    reader = PromptReader(Given([{"prompt": "1", **fields}]), config, None, PromptRules(100), quarantine)
+    assert reader.read(0, 0) is None
+    (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line)["reason"].startswith(f"{reason}: ")
+
+
+def test_a_value_that_holds_itself_is_quarantined(tmp_path):
+    value = {"prompt": "1", "reference": "1"}
+    value["self"] = value
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl")
+    reader = PromptReader(Given([value]), source_config(path="a.jsonl"), None, PromptRules(100), quarantine)
+    assert reader.read(0, 0) is None
+    assert quarantine.reasons(reader.config.name) == {"nested too deep": 1}
+
+
+@dataclass
+class Given:
+    """A data set in memory."""
+
+    values: list
+
+    def read(self, index):
+        return self.values[index]
+
+    def location(self, index):
+        return None

@@ -96,7 +96,7 @@ def test_commands_parse(words: list[str]) -> None:
 
 def parse_relax(arguments: list[str]) -> None:
     """Every sub-command and option is known, and every recipe that is named loads. Nothing is run."""
-    from relax.services.cli import app
+    from relax.services.cli.application import app
     from relax.services.cli.argument import split_arguments
 
     words = [word for word in arguments if word not in (">", "docs/configuration.md")]

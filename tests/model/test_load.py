@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,70 @@ def test_unknown_dtype_is_refused() -> None:
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def refusal_of(load: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as raised:
+        load()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("cut", ["truncated", "empty", "garbage"])
+def test_broken_weights_are_refused_by_the_name_of_the_file(tmp_path: Path, cut: str) -> None:
+    load_model(QWEN3, "random", "float32").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes({"truncated": whole[:-1000], "empty": b"", "garbage": b"x" * 1000}[cut])
+    message = refusal_of(lambda: load_model(tmp_path, "pretrained", "float32"))
+    assert message.startswith(f"{str(file)!r} is no whole safetensors file")
+    assert message.endswith("copy or download the file again")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "model.safetensors.index.json' is not valid JSON"),
+        ("{}", "model.safetensors.index.json' has no mapping 'weight_map'"),
+        ('{"weight_map": {"x": "b.safetensors"}}', "b.safetensors', named in model.safetensors.index.json, does not"),
+    ],
+)
+def test_a_broken_index_is_refused_by_its_name(tmp_path: Path, index: str, message: str) -> None:
+    folder = copy_folder(tmp_path)
+    save_file({"x": torch.zeros(1)}, folder / "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert message in refusal_of(lambda: load_model(folder, "pretrained", "float32"))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"3", b"null", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_that_is_no_json_object_is_refused_by_its_name(tmp_path: Path, name: str, text: bytes) -> None:
+    folder = copy_folder(tmp_path)
+    (folder / name).write_bytes(text)
+    message = refusal_of(lambda: load_model_config(folder) if name == "config.json" else load_tokenizer(folder))
+    assert message.startswith(f"{str(folder / name)!r} ")
+    assert message.endswith("copy or download the file again")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"added_tokens": [], "model": {}}'])
+def test_a_tokenizer_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    folder = copy_folder(tmp_path)
+    (folder / "tokenizer.json").write_text(text)
+    expected = f"the tokenizer file {str(folder / 'tokenizer.json')!r} cannot be loaded"
+    assert refusal_of(lambda: load_tokenizer(folder)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "x"},
+        {"hidden_size": -3},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nope"},
+        {"model_type": ["x"]},
+        {"architectures": [3]},
+        {"architectures": ["AutoConfig"]},
+    ],
+)
+def test_a_configuration_that_describes_no_model_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    folder = copy_folder(tmp_path, **changes)
+    assert str(folder) in refusal_of(lambda: load_model(folder, "random", "float32"))

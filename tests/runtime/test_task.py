@@ -158,3 +158,36 @@ async def test_nothing_can_be_started_outside_the_block() -> None:
         pass
     with pytest.raises(InvariantError, match="is not running"):
         tasks.start("late", _return())
+
+
+async def _cancel_itself() -> None:
+    await asyncio.sleep(0)
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("endless", [False, True])
+async def test_rule_rr7_a_task_that_ends_as_cancelled_by_itself_is_an_error(endless: bool) -> None:
+    with pytest.raises(
+        InvariantError, match=r"\[RR7\] task 'rollout' of 'run' ended as cancelled, but the set did not"
+    ):
+        async with asyncio.timeout(5), TaskSet("run") as tasks:
+            tasks.start("trainer", _forever())
+            tasks.start("rollout", _cancel_itself(), endless=endless)
+
+
+async def test_a_cancellation_of_everything_at_once_stays_a_cancellation() -> None:
+    """As when a loop ends: the owner and its tasks are cancelled together."""
+
+    async def run() -> None:
+        async with TaskSet("run") as tasks:
+            started.append(tasks.start("trainer", _forever()))
+            await _forever()
+
+    started: list[asyncio.Task[Any]] = []
+    outer = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for task in (started[0], outer):
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outer

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -218,7 +219,46 @@ def test_a_finished_run_is_not_run_again_unless_asked_for(relax: Relax, recipe: 
         assert "--overwrite" in done.err
     assert (root / "mine.txt").exists()
     assert relax("train", recipe, "--overwrite").code == 0
-    assert not (root / "mine.txt").exists()
+
+
+def test_only_what_a_run_wrote_is_deleted_and_the_rest_is_named(relax: Relax, recipe: Path, root: Path) -> None:
+    relax("train", recipe, fake="error")
+    kept = ("mine.txt", "notes/a.txt", "checkpoints/best/model.bin", "tensorboard/mine.txt", ".config.yaml.swp")
+    ours = (
+        "dumps/step-000001.npz", "evaluations/step-000030.json", "reference/rl.safetensors", "samples.jsonl", "stopped.json",
+        "tensorboard/eval/events.out.tfevents.1", "quarantine.jsonl", ".summary.json.123",
+    )  # fmt: skip
+    for name in (*kept, *ours):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    (root / "checkpoints" / ".new-step-000031").mkdir()
+    (root / "link").symlink_to(root / "notes")
+    done = relax("train", recipe, "--overwrite", fake="user_error")
+    assert "an earlier run in this directory was deleted" in done.err
+    left = ".config.yaml.swp, checkpoints/best, link, mine.txt, notes, resumed, tensorboard/mine.txt"
+    assert f"left in {root}, because no run writes it: {left}" in done.err
+    again = relax("train", recipe, fake="user_error")
+    assert "an earlier run trained no step" in again.err
+    assert left in again.err
+    assert all((root / name).exists() for name in kept)
+    assert not any((root / name).exists() for name in ours)
+    assert not (root / "dumps").exists()
+    assert [path.name for path in (root / "checkpoints").iterdir()] == ["best"]
+
+
+def test_a_summary_names_the_most_frequent_reasons(
+    relax: Relax, recipe: Path, root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from relax.services.cli.train import print_summary
+    from relax.services.directory import RunDirectory
+
+    assert "4 x filtered(zero_signal)" in relax("train", recipe).out
+    summary = json.loads((root / "summary.json").read_text())
+    summary["ledger"]["reasons"] = {"failed(a)": 1, "failed(b)": 7, "filtered(c)": 5, "dropped(d)": 3}
+    print_summary(summary, RunDirectory(root))
+    out = capfd.readouterr().out
+    found = [line.removeprefix("not trained").strip() for line in out.splitlines() if " x " in line]
+    assert found == ["7 x failed(b)", "5 x filtered(c)", "3 x dropped(d)"]
 
 
 def test_a_failed_run_says_what_happened_where_to_look_and_what_to_do(relax: Relax, recipe: Path, root: Path) -> None:
@@ -302,6 +342,27 @@ def test_an_unexpected_error_keeps_its_traceback(relax: Relax, recipe: Path, roo
     assert "ZeroDivisionError: a bug" in (root / "run.log").read_text()
 
 
+def test_ctrl_c_before_the_run_begins_is_one_line(relax: Relax, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from relax.services.cli import train
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "build_monitors", interrupted)
+    done = relax("train", recipe)
+    assert (done.code, done.err) == (130, "interrupted\n")
+    monkeypatch.setitem(sys.modules, "relax.services.cli.application", Interrupted("application"))
+    done = relax("--help")
+    assert (done.code, done.out, done.err) == (130, "", "interrupted\n")
+
+
+class Interrupted(ModuleType):
+    """A module whose import Ctrl-C ends."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
 # --- signals, in a process of their own ---
 
 SCRIPT = """
@@ -366,6 +427,18 @@ def test_rule_rr6_a_second_interrupt_ends_at_once_even_when_the_loop_is_busy(rec
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_rule_rr6_a_blocked_loop_says_at_once_and_a_second_signal_ends_it(recipe: Path, number: int, code: int) -> None:
+    process = start(recipe, "busy")
+    process.send_signal(number)
+    assert process.stderr is not None
+    while "stopping" not in process.stderr.readline():  # said by the handler: the loop never turns
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == code
+
+
 # --- looking at a run ---
 
 
@@ -391,6 +464,13 @@ def test_status_for_people_and_for_programs(relax: Relax, told: Path) -> None:
     assert (status["state"], status["step"], status["account"]["trained"]) == ("unfinished", 60, 120)
     watched = relax("status", told, "--watch")
     assert (watched.code, "60 of 60" in watched.out) == (0, True)
+
+
+def test_status_names_a_spoilt_file(relax: Relax, told: Path) -> None:
+    (told / "status.json").write_text("")
+    done = relax("status", told)
+    assert done.code == 0
+    assert "status.json cannot be read" in " ".join(done.out.split())
 
 
 def test_show_group(relax: Relax, told: Path) -> None:

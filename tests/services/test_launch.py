@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -74,10 +75,65 @@ def test_rule_rr6_an_interrupt_while_stopping_ends_the_process_at_once(first: in
     assert ended == [130]
 
 
-def test_a_second_sigterm_changes_nothing() -> None:
-    outcome, said, ended = launched(Fake("stops", signal.SIGTERM, signal.SIGTERM))
-    assert outcome == Outcome({"steps": 3}, signal.SIGTERM)
-    assert (len(said), ended) == (1, [])
+def test_rule_rr6_a_second_sigterm_ends_the_process_at_once() -> None:
+    _, said, ended = launched(Fake("stops", signal.SIGTERM, signal.SIGTERM))
+    assert (len(said), ended) == (1, [143])
+
+
+def test_rule_rr6_a_stop_that_fails_is_said_and_the_run_is_cancelled() -> None:
+    class Failing(Fake):
+        async def stop(self) -> None:
+            raise ZeroDivisionError("a bug")
+
+    outcome, said, ended = launched(Failing("ignores", signal.SIGTERM))
+    assert outcome == Outcome(None, signal.SIGTERM)
+    assert "ZeroDivisionError('a bug')" in said[-1]
+    assert ended == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rule_rr6_a_blocked_loop_says_at_once_and_ends_after_the_grace_time(number: int) -> None:
+    said: list[str] = []
+    ended: list[int] = []
+    released = threading.Event()
+
+    class Blocking(Fake):
+        async def execute(self) -> dict[str, object]:
+            os.kill(os.getpid(), number)
+            assert "stopping at the next safe point" in said[0]  # while the loop does not turn
+            assert released.wait(30)  # as long as nothing ends the process
+            return {}
+
+    def end(code: int) -> None:
+        ended.append(code)
+        released.set()
+
+    launch(Blocking("ends"), 0.02, said.append, end, close_s=0.0)
+    assert ended == [128 + number]
+    assert "the run did not end within 0.02 s" in said[1]
+
+
+def test_rule_rr6_a_terminal_that_blocks_or_fails_does_not_keep_the_process() -> None:
+    released = threading.Event()
+    ended: list[int] = []
+
+    class Blocking(Fake):
+        async def execute(self) -> dict[str, object]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert released.wait(30)
+            return {}
+
+    def say(line: str) -> None:
+        if "stopping" in line:
+            raise RuntimeError("reentrant call")
+        released.wait()
+
+    def end(code: int) -> None:
+        ended.append(code)
+        released.set()
+
+    launch(Blocking("ends"), 0.0, say, end, close_s=0.0)
+    assert ended == [143]
 
 
 def test_what_the_run_raises_comes_out_and_the_handlers_are_put_back() -> None:

@@ -43,6 +43,13 @@ def test_any_id_inside_a_group_names_it(ledger: Ledger, id: str) -> None:
     assert group(ledger, id).id == "g000050"
 
 
+@pytest.mark.parametrize("id", ["g000050/99", "g000050/1/7", "g000050/", "g000050/x", "e000000/99"])
+def test_an_id_that_no_part_of_a_group_has_is_refused_with_those_there_are(ledger: Ledger, id: str) -> None:
+    group_id = id[:7]
+    with pytest.raises(UserError, match=f"group {group_id} holds nothing with the id '{id}'; it holds {group_id}/0"):
+        read_group(ledger, id)
+
+
 def test_a_filtered_group_has_a_reason_and_no_step(ledger: Ledger) -> None:
     view = group(ledger, "g000042")
     assert (view.state, view.reason, view.step, view.reward_std) == ("filtered", "zero_signal", None, 0.0)

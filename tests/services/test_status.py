@@ -70,3 +70,21 @@ def test_reading_changes_nothing(config: RunConfig, directory: RunDirectory) -> 
     json.dumps(read_status(config, directory).metrics, allow_nan=False)
     after = {path: path.stat().st_mtime_ns for path in directory.root.rglob("*") if "ledger.sqlite-" not in path.name}
     assert after == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"step": "x"}', b'{"account": 3}', b'{"account": {"reasons": 3}}'],
+)
+def test_a_spoilt_status_file_counts_as_absent_and_is_named(
+    config: RunConfig, directory: RunDirectory, text: bytes
+) -> None:
+    tell(directory, 30)
+    before = read_status(config, directory)
+    directory.status.write_bytes(text)
+    status = read_status(config, directory)
+    assert (status.step, status.account, status.gate) == (30, before.account, {})
+    assert before.notes == ()
+    (note,) = status.notes
+    assert note.startswith("status.json ")
+    assert "left out" in note

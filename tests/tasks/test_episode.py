@@ -1,6 +1,7 @@
 """The loop over turns, against a scripted engine."""
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax.core.completion import Completion, Sampling
-from relax.core.error import EngineError, TaskError
-from relax.core.message import PromptKey, text_message
+from relax.core.error import DataError, EngineError, TaskError
+from relax.core.message import Message, Prompt, PromptKey, TextPart, text_message
+from relax.core.protocol import Step
 from relax.core.trajectory import Trajectory
 from relax.tasks.config import SingleTurnConfig
 from relax.tasks.environments.single_turn import SingleTurn
@@ -283,3 +285,101 @@ async def test_case_e1_two_turns_through_the_real_renderer_equal_a_full_render(
     assert len(full) - len(segment.token_ids) <= 1
     assert trajectory.info["branches"] == 0
     assert segment.mask.sum() == 5 + 3
+
+
+class Answering(toy.TwoTurn):
+    """Gives what it was made with: as its start, or as its step. A callable is called, and may raise."""
+
+    def __init__(self, where: str, answer: Any) -> None:
+        super().__init__()
+        self.where, self.answer = where, answer
+
+    async def start(self, prompt: Prompt) -> Any:
+        return self._answer() if self.where == "start" else await super().start(prompt)
+
+    async def step(self, reply: Message) -> Any:
+        return self._answer() if self.where == "step" else await super().step(reply)
+
+    def _answer(self) -> Any:
+        return self.answer() if callable(self.answer) else self.answer
+
+
+def _raise(error: BaseException) -> Any:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+HELLO = text_message("user", "hello")
+
+
+@pytest.mark.parametrize(
+    ("where", "answer", "message"),
+    [
+        ("start", None, "start gave None; expected a tuple of messages"),
+        ("start", (), "start gave no message"),
+        ("start", "hello", "start gave a str; expected a tuple"),
+        ("start", ("hello",), r"start gave a str among its messages; make one with text_message\(role, text\)"),
+        ("start", (Message("user", "hello"),), "a user message whose parts are no tuple"),  # type: ignore[arg-type]
+        ("start", (Message("user", (TextPart(5),)),), "a user message whose parts are no tuple"),  # type: ignore[arg-type]
+        ("start", (text_message("bot", "hello"),), "role 'bot'; expected one of system"),  # type: ignore[arg-type]
+        ("start", (text_message("user", "\ud83d"),), "half of a surrogate pair"),
+        ("step", None, "step gave None; expected a Step"),
+        ("step", ((HELLO,), None, {}), "step gave a tuple; expected a Step"),
+        ("step", Step(done="finished!"), "step gave done='finished!'; expected None or one of done, truncated"),  # type: ignore[arg-type]
+        ("step", Step(done=True), "step gave done=True"),  # type: ignore[arg-type]
+        ("step", Step(done=["done"]), "step gave done="),  # type: ignore[arg-type]
+        ("step", Step(("hello",)), "step gave a str among its messages"),  # type: ignore[arg-type]
+        ("step", Step(None, "done"), "step gave None; expected a tuple of messages"),  # type: ignore[arg-type]
+        ("step", Step(done="done", info=[1]), "step gave info that is a list; expected a mapping"),  # type: ignore[arg-type]
+        ("step", Step(done="done", info={"board": object()}), "step gave info with an object, which is no JSON value"),
+        ("step", Step(done="done", info={"huge": 10**400}), "an integer of 1329 bits"),
+        ("step", _raise(SystemExit(3)), "step raised SystemExit: 3"),
+        ("step", _raise(DataError("no")), "step raised DataError: no"),
+        ("step", _raise(asyncio.CancelledError()), "step raised CancelledError"),
+        ("start", _raise(asyncio.CancelledError()), "start raised CancelledError"),
+    ],
+)
+async def test_what_an_environment_may_not_do_fails_its_trajectory_alone(where: str, answer: Any, message: str) -> None:
+    environment = Answering(where, answer)
+    with pytest.raises(TaskError, match=f"^environment: .*{message}"):
+        await _run(environment, toy.Scripted(toy.reply("one"), toy.reply("two")))
+    assert environment.closed == 1
+
+
+async def test_an_environment_whose_method_is_absent_or_not_async_fails_its_trajectory_alone() -> None:
+    class Absent:
+        async def close(self) -> None: ...
+
+    class Synchronous(Absent):
+        def start(self, prompt: Prompt) -> Any:
+            raise ValueError("early")
+
+    for environment, message in [(Absent(), "start raised AttributeError"), (Synchronous(), "start raised ValueError")]:
+        with pytest.raises(TaskError, match=message):
+            await _run(environment, toy.Scripted())
+
+
+async def test_a_persons_interrupt_is_not_an_environments_failure() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        await _run(Answering("step", _raise(KeyboardInterrupt())), toy.Scripted(toy.reply("one")))
+
+
+@pytest.mark.parametrize("turn", ["start", "step"])
+async def test_messages_that_the_renderer_refuses_fail_the_trajectory_alone(turn: str) -> None:
+    class Refusing(toy.ToyRenderer):
+        def encode(self, messages: Any, generate: bool = True) -> Any:
+            if turn == "start" or len(messages) > 1:
+                raise DataError("the chat template refuses a conversation of tool")
+            return super().encode(messages, generate)
+
+    with pytest.raises(TaskError, match="environment: its messages cannot be shown to the policy: the chat template"):
+        await _run(toy.TwoTurn(), toy.Scripted(toy.reply("one")), renderer=Refusing())
+
+
+async def test_step_info_is_kept_as_plain_json() -> None:
+    info = {"value": np.float32(0.5), "board": np.zeros(2), "lost": float("nan"), 3: (1, True)}
+    trajectory = await _run(Answering("step", Step(done="done", info=info)), toy.Scripted(toy.reply("one")))
+    plain = [{"value": 0.5, "board": [0.0, 0.0], "lost": None, "3": [1, True]}]
+    assert json.loads(json.dumps(trajectory.info["environment"], allow_nan=False)) == plain

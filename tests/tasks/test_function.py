@@ -1,3 +1,4 @@
+import asyncio
 import os
 from typing import Any
 
@@ -113,3 +114,31 @@ def test_table_entries_name_what_exists(name: str) -> None:
     config = REWARDS.config_class(name)(type=name)
     assert config.type == name
     assert callable(load_object(REWARDS.entries[name].component))
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_the_functions_failure(pool: ProcessPool) -> None:
+    with pytest.raises(TaskError, match="cancels_itself failed: CancelledError"):
+        await _call(pool, "cancels_itself", in_process=True)
+
+
+async def test_a_cancellation_from_outside_goes_through(pool: ProcessPool) -> None:
+    calling = asyncio.create_task(_call(pool, "slow_asynchronous", in_process=True))
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
+async def test_a_function_that_exits_is_a_task_error(pool: ProcessPool) -> None:
+    with pytest.raises(TaskError, match="SystemExit"):
+        await _call(pool, "returns", "exit(3)", in_process=True)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_info_is_plain_json_or_a_failure(pool: ProcessPool, in_process: bool) -> None:
+    score = "__import__('relax.core.trajectory').core.trajectory.Score"
+    given = await _call(pool, "returns", f"{score}(1.0, info={{'a': float('nan'), 'b': (1,)}})", in_process=in_process)
+    assert given.info == {"a": None, "b": [1]}
+    for info, message in [("[1]", "info that is a list"), ("{'a': {1}}", "info with a set, which is no JSON value")]:
+        with pytest.raises(TaskError, match=message):
+            await _call(pool, "returns", f"{score}(1.0, info={info})", in_process=in_process)

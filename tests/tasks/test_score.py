@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -91,3 +92,56 @@ async def test_group_scores_go_to_their_trajectories_in_order() -> None:
 
     parts = await score_group(toy.prompt(), [toy.answered("a"), toy.answered("bbb")], [("rank", 1.0, rank)])
     assert [own[0]["value"] for own in parts] == [1.0, 3.0]
+
+
+def _nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("info", "failure"),
+    [
+        ([1], "judge: the reward gave info that is a list; expected a mapping of names to JSON values"),
+        (None, "judge: the reward gave info that is None; expected a mapping of names to JSON values"),
+        ({"a": {1}}, "judge: the reward gave info with a set, which is no JSON value"),
+        ({"a": _nested(600)}, "judge: the reward gave info that nests more than 32 levels"),
+    ],
+)
+async def test_info_that_is_no_json_is_a_failure(info: Any, failure: str) -> None:
+    total, parts = await _score(("judge", 1.0, Score(1.0, info=info)))
+    assert total is None
+    assert parts[0]["failure"] == failure
+    assert parts[0]["info"] == {}
+
+
+async def test_info_without_a_json_number_holds_none() -> None:
+    total, parts = await _score(("judge", 1.0, Score(1.0, info={"spread": float("nan"), "tail": [float("inf")]})))
+    assert total == 1.0
+    assert parts[0]["info"] == {"spread": None, "tail": [None]}
+
+
+@pytest.mark.parametrize("value", ["1", 10**400, 1j])
+async def test_a_value_that_is_no_finite_number_is_a_failure(value: Any) -> None:
+    total, parts = await _score(("judge", 1.0, Score(value)))
+    assert total is None
+    assert parts[0]["failure"] == f"judge: the reward gave {value} and no reason"
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_reward_that_cancels_itself_or_gives_no_score_fails_its_part(others: int) -> None:
+    async def cancels(prompt: Any, trajectory: Any) -> Score:
+        raise asyncio.CancelledError
+
+    async def number(prompt: Any, trajectory: Any) -> Any:
+        return 1.0
+
+    for reward, failure in [(cancels, "it raised CancelledError"), (number, "the reward gave 1.0; expected a Score")]:
+        rewards: list[Any] = [("judge", 1.0, reward), *[("right", 1.0, _reward(1.0))] * others]
+        total, parts = await score(toy.prompt(), toy.answered("x"), rewards)
+        assert total is None
+        assert parts[0]["failure"] == f"judge: {failure}"
+    parts = (await score_group(toy.prompt(), [toy.answered("a")], [("judge", 1.0, cancels)]))[0]
+    assert parts[0]["failure"] == "judge: it raised CancelledError"

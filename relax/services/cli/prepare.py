@@ -82,15 +82,22 @@ def prepare(request: Request) -> list[str]:
                 f"the run in {directory.root} is not finished: {_found(directory)}; go on with `{resume_it}`, "
                 "or begin it again with --overwrite, which deletes it"
             )
-        directory.clear()
+        left = directory.clear()
         told.append(
             "an earlier run in this directory was deleted"
             if request.overwrite
             else "an earlier run trained no step; it begins again"
         )
+        if left:
+            told.append(f"left in {directory.root}, because no run writes it: {_shortened(left)}")
     if not request.resume or request.changes:
         write_whole(directory.config, config_text(request.config))
     return told
+
+
+def _shortened(names: tuple[str, ...]) -> str:
+    more = len(names) - MAX_DIFFERENCES
+    return ", ".join(names[:MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
 
 
 def has_trained(directory: RunDirectory) -> bool:

@@ -92,6 +92,8 @@ def _facts(status: RunStatus) -> dict[str, str]:
     facts["checkpoint"] = Path(status.checkpoint).name if status.checkpoint else "none"
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined} records, see quarantine.jsonl"
+    if status.notes:
+        facts["note"] = "\n".join(status.notes)
     return facts
 
 

@@ -24,6 +24,7 @@ from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import build_monitors
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
+from relax.services.summary import top_reasons
 
 MAX_CHART_WIDTH = 100
 
@@ -40,7 +41,7 @@ def train(
         bool, typer.Option("--resume", help="Go on from the newest checkpoint of an unfinished run.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier run of that name and begin again.")
+        bool, typer.Option("--overwrite", help="Delete what an earlier run of that name wrote and begin again.")
     ] = False,
 ) -> None:
     """Train a model by a recipe. The run's files go to a folder of its own, which is printed at the end.
@@ -142,6 +143,8 @@ def print_summary(summary: dict[str, Json], directory: RunDirectory) -> None:
     }
     balance = "balances" if summary["ledger"]["balances"] else "DOES NOT BALANCE (AC1)"
     facts["groups"] = f"{'  '.join(f'{name} {count}' for name, count in counts.items())}  {balance}"
+    if reasons := top_reasons(summary["ledger"]):
+        facts["not trained"] = "\n".join(f"{count} x {reason}" for reason, count in reasons)
     print_facts(facts, title=f"\n{summary['run']}: finished")
 
 

@@ -17,6 +17,7 @@ from relax.core.message import Json, Prompt
 from relax.core.protocol import Limits, Pool
 from relax.core.trajectory import Score, Trajectory
 from relax.tasks.config import FunctionConfig
+from relax.tasks.foreign import describe, must_pass, plain_info
 
 _OFFERED: Mapping[str, Callable[[Prompt, Trajectory], Any]] = {
     "prompt": lambda prompt, trajectory: prompt,
@@ -44,13 +45,20 @@ def evaluate(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def plain_score(answer: Any) -> dict[str, Json]:
-    """Value, failure and info of a bool, a real number, a Score or None. Raises TypeError for anything else, ValueError for NaN."""
+    """Value, failure and info of a bool, a real number, a Score or None.
+
+    Raises TypeError for anything else, ValueError for NaN, TaskError for info that is no mapping of JSON values.
+    """
     if answer is None:
         return {"value": None, "failure": "the function returned None: no score", "info": {}}
     if isinstance(answer, Score):
         value = None if answer.value is None else _number(answer.value)
         failure = answer.failure or (None if value is not None else "the function returned a score without a value")
-        return {"value": None if failure else value, "failure": failure, "info": answer.info}
+        return {
+            "value": None if failure else value,
+            "failure": failure,
+            "info": plain_info(answer.info, "it gave info"),
+        }
     return {"value": _number(answer), "failure": None, "info": {}}
 
 
@@ -95,12 +103,12 @@ class FunctionReward:
                 if inspect.isawaitable(answer):
                     answer = await answer
             return Score(**plain_score(answer))
-        except RelaxError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if must_pass(error) or isinstance(error, RelaxError):
+                raise
             if timeout.expired():
                 raise LimitError(f"{self._config.type} took longer than {self._config.timeout_s:g} s") from error
-            raise TaskError(f"{self._config.type} failed: {type(error).__name__}: {error}") from error
+            raise TaskError(f"{self._config.type} failed: {describe(error)}") from error
 
 
 def build_function(config: FunctionConfig, *, pool: Pool) -> FunctionReward:

@@ -5,6 +5,7 @@ its own limits are off, the pool's hold. Errors are raised, never read as "not e
 """
 
 import logging
+import re
 from typing import Any
 
 from relax.core.error import TaskError
@@ -12,6 +13,9 @@ from relax.core.message import Prompt
 from relax.core.protocol import Limits, Pool
 from relax.core.trajectory import Score, Trajectory
 from relax.tasks.config import MathVerifyConfig
+
+_WORDS = re.compile(r"(?=.*[^\W\d_]{2})(?:[^\W\d_]|[\s.,;:!?'\"-])+", re.DOTALL)
+"""Letters and punctuation only, with two letters in a row somewhere."""
 
 
 class Comparison:
@@ -21,12 +25,16 @@ class Comparison:
         return _load, ()
 
     def __call__(self, reference: str, response: str) -> bool:
-        """Raises ValueError when the reference holds no expression."""
+        """Raises ValueError when the reference cannot be parsed as an expression."""
         import math_verify
 
-        gold = math_verify.parse(_delimited(reference), parsing_timeout=None, raise_on_error=True)
-        if not gold:
-            raise ValueError(f"no mathematical expression in the reference {reference!r}")
+        problem = _problem(reference)
+        gold = [] if problem else math_verify.parse(_delimited(reference), parsing_timeout=None, raise_on_error=True)
+        # Beside expressions, parse gives the text itself, which it compares letter by letter.
+        if all(isinstance(candidate, str) for candidate in gold):
+            raise ValueError(
+                f"the reference {reference!r} cannot be parsed: {problem or 'it holds no mathematical expression'}"
+            )
         answer = math_verify.parse(response, parsing_timeout=None)
         return bool(answer) and bool(math_verify.verify(gold, answer, timeout_seconds=None, raise_on_error=True))
 
@@ -38,9 +46,28 @@ def _load() -> Comparison:
     return comparison
 
 
+def _problem(reference: str) -> str | None:
+    """Why the reference is not what math-verify would take it for: it reads `hello` as a product and drops what it cannot read."""
+    unescaped = re.sub(r"\\\\.", "", reference)
+    depth = 0
+    for brace in re.findall(r"[{}]", unescaped):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
+            break
+    if depth:
+        return "its braces do not pair"
+    if not _is_bare(reference) or not _WORDS.fullmatch(reference):
+        return None
+    return f"words are no expression; grade them with the exact reward, or write ${reference}$ for a product of letters"
+
+
+def _is_bare(reference: str) -> bool:
+    return "$" not in reference and "\\boxed" not in reference
+
+
 def _delimited(reference: str) -> str:
     """LaTeX is looked for inside its delimiters; references often come bare."""
-    return reference if "$" in reference or "\\boxed" in reference else f"${reference}$"
+    return f"${reference}$" if _is_bare(reference) else reference
 
 
 class MathVerify:
