@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from relax.core.error import TaskError
+from relax.core.error import InvariantError, TaskError, UserError
 from relax.core.message import Json, Prompt
 from relax.core.protocol import GroupReward, Reward
 from relax.core.trajectory import Score, Trajectory
@@ -22,7 +22,7 @@ async def score(
 ) -> tuple[float | None, list[dict[str, Json]]]:
     """The weighted sum of `(name, weight, reward)`, and the parts: `name, weight, value, failure, info` each.
 
-    The sum is None when a part of non-zero weight failed, or when there is none. Errors other than TaskError are our own bugs and
+    The sum is None when a part of non-zero weight failed, or when there is none. What a reward raises is its part's failure; InvariantError and UserError
     come through.
     """
     if len(rewards) == 1:  # the usual case needs no task of its own
@@ -66,15 +66,18 @@ def total(parts: Sequence[dict[str, Json]]) -> float | None:
 async def _judge(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
     try:
         return await reward(prompt, trajectory)
-    except TaskError as error:
-        return _failed(error)
+    except (InvariantError, UserError):
+        raise  # our own bug, or a setting that is wrong for every trajectory
     except asyncio.CancelledError as error:
         if must_pass(error):
             raise
         return Score(None, "it raised CancelledError")
+    except Exception as error:
+        return _failed(error)
 
 
-def _failed(error: TaskError) -> Score:
+def _failed(error: Exception) -> Score:
+    """Whatever a reward raises is its failure, a value with a reason; the run goes on and counts it."""
     return Score(None, f"{type(error).__name__}: {error}")
 
 

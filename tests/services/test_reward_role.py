@@ -11,7 +11,7 @@ from relax.bus.queue import TransferQueue
 from relax.bus.row import Fetched, RowPut, Subscription
 from relax.bus.storage import MemoryStorage
 from relax.core.column import COLUMNS
-from relax.core.error import TaskError
+from relax.core.error import InvariantError, TaskError
 from relax.core.id import GroupId, Table, group_id, trajectory_id
 from relax.core.message import Prompt, PromptKey, prompt_to_json, text_message
 from relax.core.trajectory import Score, Trajectory, Turn
@@ -128,16 +128,18 @@ async def test_rule_ac4_survivors_are_kept_and_too_few_end_the_group_with_the_re
         assert await world.rewards(kept) == [0.5, 0.5, None, None]
 
 
-async def test_case_a15_a_bug_in_a_reward_ends_the_role() -> None:
-    """Only TaskError is a failure of the task; anything else is a fault that must not be swallowed."""
+async def test_case_a15_our_own_bug_ends_the_role_and_a_users_does_not() -> None:
+    """Whatever a reward raises is its failure with a reason; a broken invariant is ours and must not be swallowed."""
 
     def broken(text: str) -> float:
-        raise ZeroDivisionError
+        raise InvariantError("TEST", "ours") if text == "ours" else ZeroDivisionError("theirs")
 
-    async def judge_one() -> None:
+    async def judge(text: str) -> dict[str, tuple[str, str]]:
         async with asyncio.timeout(10), world_of(broken) as world:
-            await world.write(0, ["a"])
-            await asyncio.Event().wait()
+            await world.write(0, [text])
+            await world.ends.some.wait()
+            return world.ends.ended
 
-    with pytest.raises(ZeroDivisionError):
-        await judge_one()
+    assert await judge("theirs") == {"g000000": ("failed", "reward: judge: ZeroDivisionError: theirs")}
+    with pytest.raises(InvariantError, match="ours"):
+        await judge("ours")
