@@ -22,8 +22,8 @@ async def score(
 ) -> tuple[float | None, list[dict[str, Json]]]:
     """The weighted sum of `(name, weight, reward)`, and the parts: `name, weight, value, failure, info` each.
 
-    The sum is None when a part of non-zero weight failed, or when there is none. What a reward raises is its part's failure; InvariantError and UserError
-    come through.
+    The sum is None when a part of non-zero weight failed, or when there is none. What a reward raises is its part's failure;
+    InvariantError and UserError come through.
     """
     if len(rewards) == 1:  # the usual case needs no task of its own
         scores = [await _judge(rewards[0][2], prompt, trajectory)]
