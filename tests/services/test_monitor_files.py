@@ -1,7 +1,10 @@
 """What the jsonl and tensorboard monitors leave in the run directory, also after a resume."""
 
+import itertools
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +86,15 @@ async def test_a_file_that_is_no_list_of_entries_is_begun_again(directory: RunDi
     await monitor.log(2, {"a": 2})
     await monitor.close()
     assert [line["step"] for line in lines(directory.metrics)] == [1, 2]
+
+
+@pytest.fixture(autouse=True)
+def each_event_file_has_a_second_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads event files in order of their names: the second that they began, then a counter without zeros in front."""
+    from tensorboard.summary.writer import event_file_writer
+
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: float(next(seconds))))
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
