@@ -53,7 +53,11 @@ def _check_plain(value: Any, path: str, depth: int) -> None:
 def describe(error: BaseException) -> bytes:
     """Type, message and traceback of an exception as JSON."""
     text = "".join(traceback.format_exception(error))
-    return json.dumps({"type": type(error).__qualname__, "message": str(error), "traceback": text[-20_000:]}).encode()
+    try:
+        message = str(error)
+    except Exception:  # users' exceptions may do anything; what is told is then their type
+        message = ""
+    return json.dumps({"type": type(error).__qualname__, "message": message, "traceback": text[-20_000:]}).encode()
 
 
 def read_frame(connection: socket.socket) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
 from relax.services.controller import GroupSize
+from relax.training.config import ScheduleConfig
 
 _TOKEN_BYTES = 40
 """Bytes per token over all columns of a trajectory and its samples, text included."""
@@ -74,6 +75,10 @@ def check_run(config: RunConfig) -> list[str]:
                 f"bus.max_bytes: {config.bus.max_bytes} is too small for {path} ({stage.name}), which may need {needed.num_bytes}; "
                 "raise it, or lower groups_per_step, group_size, max_staleness or the token limits [TQ5]"
             )
+        schedule = config.schedule_of(stage)
+        unfit = schedule.problem(stage.steps) if isinstance(schedule, ScheduleConfig) else None
+        if unfit is not None:
+            problems.append(f"{path}: {unfit}")
         staleness = config.max_staleness_of(stage)
         if staleness > 0 and not stage.algorithm.corrects_staleness:  # type: ignore[attr-defined]
             choices = ["max_staleness: 0"]

@@ -22,9 +22,9 @@ _FILES = frozenset({
 })  # fmt: skip
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
-    "checkpoints": ("step-*", ".*step-*"),
-    "dumps": ("step-*.npz",),
-    "evaluations": ("step-*.json", ".step-*.json.*"),
+    "checkpoints": ("step-[0-9]*", ".*step-[0-9]*"),
+    "dumps": ("step-[0-9]*.npz",),
+    "evaluations": ("step-[0-9]*.json", ".step-[0-9]*.json.*"),
     "reference": ("*.safetensors", ".*.safetensors.*"),
     "tensorboard": ("*.tfevents.*", "eval/*.tfevents.*"),
 }

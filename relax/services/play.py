@@ -10,6 +10,7 @@ from relax.core.protocol import Generate, Renderer
 from relax.core.trajectory import Trajectory
 from relax.services.task import Task
 from relax.tasks.episode import request_seed, run_episode
+from relax.tasks.foreign import describe, must_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ class Player:
 
         try:
             environment = task.environment()
-        except Exception as error:
-            raise TaskError(f"environment: it could not be made: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if must_pass(error):
+                raise
+            raise TaskError(f"environment: it could not be made: {describe(error)}") from error
         return await run_episode(
             prompt,
             environment,

@@ -291,6 +291,7 @@ class Run:
         The cut comes first: what ends while it is written has a later event number, and a resume takes it back.
         """
         state = self._cut()
+        self._projection.note("account", state.account)
         await self._projection.flush()
         await self._assembly.compute("ledger").run(self._ledger.sync)
         backend = self._assembly.backend

@@ -35,8 +35,11 @@ def must_pass(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Type and message; the type alone where there is no message."""
-    text = str(error)
+    """Type and message; the type alone where there is no message, or one that cannot be read."""
+    try:
+        text = str(error)
+    except Exception:  # users' exceptions may do anything; what is told is then their type
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

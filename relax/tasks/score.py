@@ -14,7 +14,7 @@ from relax.core.error import InvariantError, TaskError, UserError
 from relax.core.message import Json, Prompt
 from relax.core.protocol import GroupReward, Reward
 from relax.core.trajectory import Score, Trajectory
-from relax.tasks.foreign import must_pass, plain_info
+from relax.tasks.foreign import describe, must_pass, plain_info
 
 
 async def score(
@@ -78,7 +78,7 @@ async def _judge(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Scor
 
 def _failed(error: Exception) -> Score:
     """Whatever a reward raises is its failure, a value with a reason; the run goes on and counts it."""
-    return Score(None, f"{type(error).__name__}: {error}")
+    return Score(None, describe(error))
 
 
 def _part(name: str, weight: float, given: Any) -> dict[str, Json]:

@@ -74,6 +74,10 @@ class ScheduleConfig(ComponentConfig):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up; the first one already runs at 1/warmup_steps."""
 
+    def problem(self, total_steps: int) -> str | None:
+        """Why a stage of `total_steps` cannot have this schedule, None when it can."""
+        return None
+
 
 class ConstantConfig(ScheduleConfig):
     """The full learning rate after warm-up."""
@@ -81,17 +85,29 @@ class ConstantConfig(ScheduleConfig):
     type: str = "constant"
 
 
-class LinearConfig(ScheduleConfig):
+class FallingConfig(ScheduleConfig):
+    """A schedule that falls between warm-up and the end of the stage."""
+
+    min_ratio: Ratio = 0.0
+    """The last factor of the learning rate."""
+
+    def problem(self, total_steps: int) -> str | None:
+        """The warm-up must leave steps to fall in."""
+        if self.warmup_steps < total_steps:
+            return None
+        return (
+            f"schedule {self.type!r}: warmup_steps is {self.warmup_steps}, but the stage has {total_steps} steps; "
+            "give fewer warm-up steps, or schedule 'constant'"
+        )
+
+
+class LinearConfig(FallingConfig):
     """Falls on a straight line after warm-up, to `min_ratio` at the end of the stage."""
 
     type: str = "linear"
-    min_ratio: Ratio = 0.0
-    """The last factor of the learning rate."""
 
 
-class CosineConfig(ScheduleConfig):
+class CosineConfig(FallingConfig):
     """Falls on half a cosine after warm-up, to `min_ratio` at the end of the stage."""
 
     type: str = "cosine"
-    min_ratio: Ratio = 0.0
-    """The last factor of the learning rate."""

@@ -52,8 +52,6 @@ def _share(step: int, warmup_steps: int, total_steps: int) -> float:
 
 
 def _check(config: ScheduleConfig, total_steps: int) -> None:
-    if config.warmup_steps >= total_steps:
-        raise UserError(
-            f"schedule {config.type!r}: warmup_steps is {config.warmup_steps}, but the stage has {total_steps} steps; "
-            "give fewer warm-up steps, or schedule 'constant'"
-        )
+    problem = config.problem(total_steps)
+    if problem is not None:
+        raise UserError(problem)

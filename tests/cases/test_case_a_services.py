@@ -75,3 +75,12 @@ def test_a_model_type_that_the_backend_cannot_train_is_refused_before_torch_is_l
     model = {**tiny_tree(tmp_path)["model"], "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match=r"model\.dtype: backend torch trains in float32, not in bfloat16"):
         check_run(tiny_config(tmp_path, model=model))
+
+
+def test_a_schedule_that_does_not_fit_its_stage_is_found_before_the_stages_before_it_run(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    tree["stages"][1]["schedule"] = {"type": "linear", "warmup_steps": 5}
+    with pytest.raises(
+        ConfigError, match=r"stages\.1: schedule 'linear': warmup_steps is 5, but the stage has 5 steps"
+    ):
+        check_run(tiny_config(tmp_path, stages=tree["stages"]))

@@ -270,10 +270,18 @@ class BrokenEnvironment:
         raise OSError("no table to play on \ud800")
 
 
-async def test_rule_ac1_groups_without_a_single_trajectory_fail_and_are_never_trained(tmp_path: Path) -> None:
+class CancelledEnvironment(BrokenEnvironment):
+    def __init__(self, config: BrokenConfig) -> None:
+        raise asyncio.CancelledError("no table to play on")
+
+
+@pytest.mark.parametrize("name", ["BrokenEnvironment", "CancelledEnvironment"])
+async def test_rule_ac1_groups_without_a_single_trajectory_fail_and_are_never_trained(
+    tmp_path: Path, name: str
+) -> None:
     tree = tiny_tree(tmp_path)
     stage = {**tree["stages"][1], "max_lost_groups": 8}
-    tasks = {"addition": {**tree["tasks"]["addition"], "env": {"type": "tests.e2e.test_train:BrokenEnvironment"}}}
+    tasks = {"addition": {**tree["tasks"]["addition"], "env": {"type": f"tests.e2e.test_train:{name}"}}}
     config = tiny_config(tmp_path, stages=[stage], tasks=tasks)
     with pytest.raises(UserError, match="no table to play on"):
         await train(config)

@@ -145,3 +145,17 @@ async def test_a_reward_that_cancels_itself_or_gives_no_score_fails_its_part(oth
         assert parts[0]["failure"] == f"judge: {failure}"
     parts = (await score_group(toy.prompt(), [toy.answered("a")], [("judge", 1.0, cancels)]))[0]
     assert parts[0]["failure"] == "judge: it raised CancelledError"
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+async def test_an_exception_that_cannot_be_printed_is_a_failure_with_its_type() -> None:
+    async def judge(prompt: Any, trajectory: Any) -> Score:
+        raise UnreadableError
+
+    total, parts = await score(toy.prompt(), toy.answered("a"), [("judge", 1.0, judge)])
+    assert total is None
+    assert parts[0]["failure"] == "judge: UnreadableError"
