@@ -89,7 +89,7 @@ def _run(request: Request) -> Outcome:
 def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
     """What happened, where the details are, what to do next (RR6)."""
     step = resumable_step(directory)
-    following = f"relax train --resume {directory.root} (goes on from step {step})"
+    following = f"mend the cause, then relax train --resume {directory.root} (goes on from step {step})"
     if step is None:
         following = "mend the cause and start it again; no checkpoint had been written"
     if isinstance(error, InvariantError):
