@@ -267,7 +267,7 @@ def test_a_failed_run_says_what_happened_where_to_look_and_what_to_do(relax: Rel
     assert done.err.splitlines()[-3:] == [
         "error: the weather is bad; wait for sunshine",
         f"log:  {root / 'run.log'}",
-        f"next: relax train --resume {root} (goes on from step 30)",
+        f"next: mend the cause, then relax train --resume {root} (goes on from step 30)",
     ]
     log = (root / "run.log").read_text()
     assert "Traceback" in log
