@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,10 @@ async def test_rule_rr3_a_resumed_run_has_every_evaluation_once(tmp_path: Path, 
     assert first["eval/final"] == second["eval/final"]
     for ledger in ledgers:
         ledger.close()
+    for config in (whole, halved):
+        with closing(sqlite3.connect(run_root(config) / "ledger.sqlite")) as connection:
+            rows = connection.execute("SELECT step, COUNT(*) FROM evaluation GROUP BY step").fetchall()
+        assert dict(rows) == dict.fromkeys([0, 2, 3, 5, 7, 8], 4)
 
 
 async def test_a_stop_during_an_evaluation_leaves_a_checkpoint_and_the_resume_evaluates(

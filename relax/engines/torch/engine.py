@@ -170,10 +170,6 @@ class TorchEngine:
             busy_s=self._compute.busy_s,
         )
 
-    async def self_test(self) -> None:
-        """Raises EngineError when a request's bits depend on its batch (DE2). Run by itself at a deterministic first load."""
-        await self._compute.run(check_invariance, self._model, _EXACT_ROWS, self._vocabulary.size)
-
     async def close(self) -> None:
         """Fail whatever still waits. Idempotent."""
         if self._state == "closed":

@@ -82,9 +82,8 @@ class Rollout:
             self._places.release()
         try:
             await self._bus.put(rows, run.lease)  # which also renews the lease
-            run.remaining -= (
-                1  # counted only once the rows are on the bus: the ack must be the last call under the lease
-            )
+            # Counted only once the rows are on the bus: the ack must be the last call under the lease.
+            run.remaining -= 1
             if run.remaining == 0:
                 await self._bus.ack(run.lease)
         except LateError:
