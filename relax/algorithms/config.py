@@ -1,10 +1,11 @@
-"""Configuration of algorithms, loaded without torch.
+"""Configuration that algorithms share, and the nodes of GRPO, DAPO and supervised training. Loaded without torch.
 
-Read through `relax.algorithms.table` when a stage is validated; the builders (`build_grpo`, ...) take these objects.
-Every rule that two fields share is checked here, all at once, and its message says what to change.
+Read through `relax.algorithms.table` when a stage is validated; the builders (`build_grpo`, ...) take these objects. The nodes of
+other algorithms are in `config_family`. Every rule that two fields share is checked here, all at once, and its message says
+what to change.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,9 +14,14 @@ from relax.config.base import ComponentConfig, Config
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveTokens = Annotated[int, Field(gt=0)]
 
+NOTHING_SAMPLED = "nothing is sampled, so nothing can be old"
+
 
 class AlgorithmConfig(ComponentConfig):
     """What every algorithm has: the size of a group, and how token losses become one number (LO3)."""
+
+    paper: ClassVar[str] = ""
+    """Where the algorithm was published."""
 
     group_size: int = 8
     """Siblings per prompt."""
@@ -24,11 +30,24 @@ class AlgorithmConfig(ComponentConfig):
     of their token means. `constant`: sum over `constant_tokens`, mean over trajectories."""
     constant_tokens: PositiveTokens | None = None
     """The fixed length that `aggregate: constant` divides each trajectory's sum by, e.g. the longest allowed completion."""
+    updates: int = Field(default=1, ge=1)
+    """Optimizer updates that the groups of a step are split into, in the order taken, each with its own denominator. With more
+    than 1, training begins when the whole step is there; schedules count updates, versions count steps (ST7)."""
 
     @property
     def corrects_staleness(self) -> bool:
-        """Whether samples of an older policy are trained without uncorrected bias (ST9)."""
+        """Whether something in the loss answers for samples of an older policy (ST9)."""
         return True
+
+    @property
+    def staleness_answer(self) -> str:
+        """What answers for samples of an older policy, or that nothing does: the end of a sentence about them."""
+        return "its loss answers for them" if self.corrects_staleness else "nothing corrects for it"
+
+    @property
+    def staleness_choices(self) -> tuple[str, ...]:
+        """Settings that would answer for older samples, beside `max_staleness: 0`."""
+        return ()
 
     def problems(self) -> list[str]:
         """Violated rules that more than one field takes part in; subclasses add theirs."""
@@ -49,27 +68,46 @@ class AlgorithmConfig(ComponentConfig):
 
 
 class CorrectionConfig(Config):
-    """Off-policy correction by importance weights against the behaviour logprobs."""
+    """Off-policy correction against the behaviour logprobs. All but `token_truncated` need the step's weights first: they cost one
+    more forward pass, and training begins when the whole step is there."""
 
-    type: Literal["none", "token_truncated"] = "none"
-    """`token_truncated` multiplies each token's policy loss by min(policy probability / behaviour probability, cap)."""
+    type: Literal["none", "token_truncated", "sequence_truncated", "masked", "sequence_rejected"] = "none"
+    """`token_truncated`: each token's policy loss times min(its importance ratio, cap). `sequence_truncated`: times min(the product
+    of the trajectory's ratios, cap). `masked`: times its ratio, and tokens whose ratio is outside [low, high] leave the loss and its
+    denominators. `sequence_rejected`: trajectories whose geometric mean ratio is outside [low, high] leave them, no weight."""
     cap: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    """Largest weight; at least 1, so that an on-policy token keeps weight 1."""
+    """Largest weight of the truncated types; at least 1, so that an on-policy token keeps weight 1."""
+    low: float | None = Field(default=None, gt=0, lt=1)
+    """Lower end of the band; null: 0.5 for `masked`, 0.999 for `sequence_rejected`."""
+    high: float | None = Field(default=None, gt=1, allow_inf_nan=False)
+    """Upper end of the band; null: 5 for `masked`, 1.001 for `sequence_rejected`."""
+
+    BANDS: ClassVar[dict[str, tuple[float, float]]] = {"masked": (0.5, 5.0), "sequence_rejected": (0.999, 1.001)}
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it multiplies by the importance ratio."""
+        return self.type in ("token_truncated", "sequence_truncated", "masked")
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The accepted ratios of the types that have a band."""
+        low, high = self.BANDS[self.type]
+        return (low if self.low is None else self.low, high if self.high is None else self.high)
+
+    @model_validator(mode="after")
+    def _refuse_band(self) -> "CorrectionConfig":
+        if self.type not in self.BANDS and (self.low is not None or self.high is not None):
+            raise ValueError(
+                f"low and high have no effect with correction.type: {self.type}; remove them, or set type: "
+                f"{' or '.join(self.BANDS)}"
+            )
+        return self
 
 
-class PolicyConfig(AlgorithmConfig):
-    """Fields that the policy-gradient algorithms with a group baseline share."""
+class GroupConfig(AlgorithmConfig):
+    """Fields of algorithms that reward trajectories and compare the siblings of a group."""
 
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    """The ratio is clipped below at 1 - clip_low where the advantage is negative."""
-    clip_high: float = Field(default=0.28, gt=0, allow_inf_nan=False)
-    """The ratio is clipped above at 1 + clip_high where the advantage is positive."""
-    clip_ratio_negative: float | None = Field(default=None, gt=1, allow_inf_nan=False)
-    """Dual clip: the largest ratio that counts where the advantage is negative, e.g. 3; none by default."""
-    old_logprobs: Literal["rollout", "current"] = "rollout"
-    """The ratio's denominator. `rollout`: the behaviour logprobs, which also corrects for staleness. `current`: the policy
-    itself, so the ratio is 1 and only its gradient counts."""
-    correction: CorrectionConfig = CorrectionConfig()
     kl_weight: Weight = 0.0
     """Weight of the KL term towards the reference policy in the loss; 0 needs no reference at all."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
@@ -93,23 +131,65 @@ class PolicyConfig(AlgorithmConfig):
             )
         return value
 
+
+class RatioConfig(GroupConfig):
+    """Fields of algorithms whose loss has a ratio of policy probabilities."""
+
+    old_logprobs: Literal["rollout", "current", "recomputed"] = "rollout"
+    """The ratio's denominator. `rollout`: the behaviour logprobs, which also corrects for staleness. `recomputed`: the policy that
+    the step began with. `current`: the policy itself, so the ratio is 1 and only its gradient counts."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """Off-policy correction beside the ratio."""
+
     @property
     def corrects_staleness(self) -> bool:
         return self.old_logprobs == "rollout" or self.correction.type != "none"
 
+    @property
+    def staleness_answer(self) -> str:
+        if self.correction.type != "none":
+            return f"correction {self.correction.type} against the behaviour logprobs"
+        if self.old_logprobs == "rollout":
+            return "its ratio is against the behaviour logprobs"
+        return super().staleness_answer
+
+    @property
+    def staleness_choices(self) -> tuple[str, ...]:
+        return (
+            "old_logprobs: rollout (a ratio against the behaviour logprobs)",
+            "correction.type: token_truncated",
+        )
+
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.old_logprobs == "rollout" and self.correction.type != "none":
+        if self.old_logprobs == "rollout" and self.correction.weighs:
             found.append(
                 f"correction {self.correction.type} would count the importance ratio twice, because old_logprobs: rollout "
                 "already divides by the behaviour logprobs; set old_logprobs: current, or correction.type: none"
             )
+        if self.old_logprobs == "current" and self.updates > 1:
+            found.append(
+                f"updates is {self.updates}, but old_logprobs: current compares the policy with itself, so nothing holds the "
+                "step's later updates; set old_logprobs: recomputed or rollout, or updates: 1"
+            )
         return found
+
+
+class PolicyConfig(RatioConfig):
+    """Fields of algorithms that clip the ratio of each token."""
+
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """The ratio is clipped below at 1 - clip_low where the advantage is negative."""
+    clip_high: float = Field(default=0.28, gt=0, allow_inf_nan=False)
+    """The ratio is clipped above at 1 + clip_high where the advantage is positive."""
+    clip_ratio_negative: float | None = Field(default=None, gt=1, allow_inf_nan=False)
+    """Dual clip: the largest ratio that counts where the advantage is negative, e.g. 3; none by default."""
 
 
 class GrpoConfig(PolicyConfig):
     """GRPO. Dr. GRPO is `normalize_advantage: false` with `aggregate: constant`; take either or both."""
 
+    paper: ClassVar[str] = "DeepSeekMath, arXiv 2402.03300"
     type: str = "grpo"
 
 
@@ -136,6 +216,7 @@ class OverlongConfig(Config):
 class DapoConfig(PolicyConfig):
     """DAPO: clip-higher, zero-signal filter, token aggregate, and over-long shaping when `overlong` is given."""
 
+    paper: ClassVar[str] = "DAPO, arXiv 2503.14476"
     type: str = "dapo"
     filter: Literal["none", "zero_signal"] = "zero_signal"
     overlong: OverlongConfig | None = None
@@ -144,8 +225,13 @@ class DapoConfig(PolicyConfig):
 class SupervisedConfig(AlgorithmConfig):
     """Cross-entropy on demonstrations; a group is one demonstration."""
 
+    paper: ClassVar[str] = "maximum likelihood"
     type: str = "supervised"
     group_size: int = 1
+
+    @property
+    def staleness_answer(self) -> str:
+        return NOTHING_SAMPLED
 
     @field_validator("group_size")
     @classmethod

@@ -14,7 +14,7 @@ from relax.core.algorithm import Algorithm
 
 def build_dapo(config: DapoConfig) -> Algorithm:
     """The functions of DAPO for a validated node."""
-    algorithm = replace(build_grpo(config), name="dapo")
+    algorithm = build_grpo(config)
     if config.overlong is None:
         return algorithm
     overlong = config.overlong

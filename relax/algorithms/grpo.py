@@ -5,25 +5,12 @@ the rewards' deviation, `aggregate: constant` the division by a trajectory's own
 """
 
 from relax.algorithms.advantage import GroupBaseline
-from relax.algorithms.aggregate import build_aggregate
 from relax.algorithms.config import PolicyConfig
-from relax.algorithms.filter import FILTERS
-from relax.algorithms.loss import build_policy_loss
+from relax.algorithms.policy import build_policy
+from relax.algorithms.policy_loss import Clip, TokenObjective
 from relax.core.algorithm import Algorithm
 
 
 def build_grpo(config: PolicyConfig) -> Algorithm:
     """The functions of GRPO for a validated node (`GrpoConfig`, or a node that extends its fields)."""
-    return Algorithm(
-        name="grpo",
-        group_size=config.group_size,
-        tokens_from="rollout",
-        loss=build_policy_loss(config),
-        aggregate=build_aggregate(config),
-        advantages=GroupBaseline(config.normalize_advantage),
-        reward_filter=FILTERS[config.filter],
-        corrects_staleness=config.corrects_staleness,
-        masks_truncated=config.masks_truncated,
-        # KL and entropy pull on a token whatever its advantage.
-        skips_zero_advantage=config.kl_weight == 0 and config.entropy_weight == 0,
-    )
+    return build_policy(config, TokenObjective(Clip.of(config)), GroupBaseline(config.normalize_advantage))

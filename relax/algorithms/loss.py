@@ -1,6 +1,6 @@
-"""The policy-gradient loss that GRPO and DAPO share, as a `LossFn`. Built from a `PolicyConfig`, called by a training backend.
+"""The loss that all policy-gradient algorithms share, as a `LossFn` around an objective. Called by a training backend.
 
-Per token: -(importance weight * clipped surrogate) + kl_weight * KL - entropy_weight * entropy; the loss is their weighted sum over
+Per token: -(importance weight * objective) + kl_weight * KL - entropy_weight * entropy; the loss is their weighted sum over
 trained tokens, so micro-batches add up (LO2). Tokens off the mask reach no arithmetic (LO4).
 """
 
@@ -10,23 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from relax.algorithms.config import PolicyConfig
-from relax.algorithms.correction import token_truncated
+from relax.algorithms.correction import Weigher
 from relax.algorithms.kl import ESTIMATORS, k3
-from relax.algorithms.policy_loss import bounded_ratio, clipped_surrogate
+from relax.algorithms.policy_loss import Objective, Tokens
 from relax.algorithms.reduce import keep, measure_tokens, trained_tokens
 from relax.core.protocol import LossInput, LossOutput
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """`importance_cap` None means no correction. Field meanings are those of `PolicyConfig`."""
+    """`weigher` None means no weights. `advantages` names the column. Other meanings are those of the config's fields."""
 
-    clip_low: float
-    clip_high: float
-    clip_ratio_negative: float | None = None
-    old_logprobs: Literal["rollout", "current"] = "rollout"
-    importance_cap: float | None = None
+    objective: Objective
+    old_logprobs: Literal["rollout", "current", "recomputed"] = "rollout"
+    weigher: Weigher | None = None
+    advantages: str = "advantages"
     kl_weight: float = 0.0
     kl_estimator: str = "k3"
     entropy_weight: float = 0.0
@@ -34,8 +32,13 @@ class PolicyLoss:
     @property
     def columns(self) -> tuple[str, ...]:
         """The behaviour logprobs are always read: their gap to the trainer's is a metric of every run (LO7)."""
-        reference = ("reference_logprobs",) if self.kl_weight else ()
-        return ("advantages", "behaviour_logprobs", *reference)
+        optional = (
+            *(("old_logprobs",) if self.old_logprobs == "recomputed" else ()),
+            *(("reference_logprobs",) if self.kl_weight else ()),
+            *(self.weigher.columns if self.weigher is not None else ()),
+            *self.objective.columns,
+        )
+        return (self.advantages, "behaviour_logprobs", *optional)
 
     @property
     def needs_entropy(self) -> bool:
@@ -72,37 +75,25 @@ class PolicyLoss:
         maxima: dict[str, Tensor],
     ) -> Tensor:
         """The policy-gradient part of each token's loss; adds what it measures to `means` and `maxima`."""
-        from_rollout = self.old_logprobs == "rollout"
-        ratio_BT = bounded_ratio(logprobs_BT, behaviour_BT if from_rollout else logprobs_BT.detach())
-        advantages_BT = keep(batch.columns["advantages"], trained_BT)
-        surrogate = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high, self.clip_ratio_negative)
-        if from_rollout:  # against itself the ratio is 1 and no clip can hold: nothing to measure
-            means["policy/ratio_mean"] = ratio_BT
-            maxima["policy/ratio_max"] = ratio_BT
-            means["policy/clip_fraction_low"] = surrogate.clipped_low
-            means["policy/clip_fraction_high"] = surrogate.clipped_high
-            if self.clip_ratio_negative is not None:
-                means["policy/clip_fraction_negative"] = surrogate.clipped_negative
-        if self.importance_cap is None:
-            return -surrogate.value
-        importance = token_truncated(logprobs_BT, behaviour_BT, self.importance_cap)
+        old_BT = self._old(batch, trained_BT, logprobs_BT, behaviour_BT)
+        advantages_BT = keep(batch.columns[self.advantages], trained_BT)
+        terms = self.objective(Tokens(logprobs_BT, old_BT, advantages_BT, trained_BT, batch.columns))
+        if self.old_logprobs != "current":  # against itself the ratio is 1 and no clip can hold: nothing to measure
+            means.update(terms.means)
+            maxima.update(terms.maxima)
+        if self.weigher is None:
+            return -terms.value
+        importance = self.weigher(old_BT, behaviour_BT, batch.columns, trained_BT)
         means["policy/importance_weight_mean"] = importance.weight
-        means["policy/importance_capped"] = importance.capped
-        return -importance.weight * surrogate.value
+        if importance.capped is not None:
+            means["policy/importance_capped"] = importance.capped
+        return -importance.weight * terms.value
 
-
-def build_policy_loss(config: PolicyConfig) -> PolicyLoss:
-    """The loss of an algorithm node."""
-    return PolicyLoss(
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        clip_ratio_negative=config.clip_ratio_negative,
-        old_logprobs=config.old_logprobs,
-        importance_cap=config.correction.cap if config.correction.type == "token_truncated" else None,
-        kl_weight=config.kl_weight,
-        kl_estimator=config.kl_estimator,
-        entropy_weight=config.entropy_weight,
-    )
+    def _old(self, batch: LossInput, trained_BT: Tensor, logprobs_BT: Tensor, behaviour_BT: Tensor) -> Tensor:
+        """The logprobs that the ratio divides by."""
+        if self.old_logprobs == "recomputed":
+            return keep(batch.columns["old_logprobs"], trained_BT)
+        return behaviour_BT if self.old_logprobs == "rollout" else logprobs_BT.detach()
 
 
 def _gap(logprobs_BT: Tensor, behaviour_BT: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -45,4 +45,5 @@ def build_supervised(config: SupervisedConfig) -> Algorithm:
         tokens_from="demonstration",
         loss=SupervisedLoss(),
         aggregate=build_aggregate(config),
+        updates=config.updates,
     )

@@ -19,10 +19,50 @@ ALGORITHMS = ComponentTable(
             "relax.algorithms.dapo:build_dapo",
             "GRPO with clip-higher, zero-signal filter, token aggregate and over-long shaping",
         ),
+        "decoupled_ppo": Entry(
+            "relax.algorithms.config_family:DecoupledPpoConfig",
+            "relax.algorithms.decoupled_ppo:build_decoupled_ppo",
+            "clipped against the step's first weights, with an importance weight back to the sampling policy",
+        ),
+        "rloo": Entry(
+            "relax.algorithms.config_family:RlooConfig",
+            "relax.algorithms.rloo:build_rloo",
+            "REINFORCE with a leave-one-out baseline",
+        ),
+        "reinforce_pp": Entry(
+            "relax.algorithms.config_family:ReinforcePpConfig",
+            "relax.algorithms.reinforce_pp:build_reinforce_pp",
+            "REINFORCE++: advantages normalised over the tokens of the step, KL penalty on rewards",
+        ),
+        "reinforce_pp_baseline": Entry(
+            "relax.algorithms.config_family:ReinforcePpBaselineConfig",
+            "relax.algorithms.reinforce_pp:build_reinforce_pp_baseline",
+            "REINFORCE++ with the siblings' mean as baseline",
+        ),
+        "gspo": Entry(
+            "relax.algorithms.config_family:GspoConfig",
+            "relax.algorithms.gspo:build_gspo",
+            "clipped policy gradient with one ratio for a whole trajectory",
+        ),
+        "sapo": Entry(
+            "relax.algorithms.config_family:SapoConfig",
+            "relax.algorithms.sapo:build_sapo",
+            "policy gradient with a soft gate in place of the clip",
+        ),
+        "cispo": Entry(
+            "relax.algorithms.config_family:CispoConfig",
+            "relax.algorithms.cispo:build_cispo",
+            "REINFORCE with clipped importance weights",
+        ),
         "supervised": Entry(
             "relax.algorithms.config:SupervisedConfig",
             "relax.algorithms.supervised:build_supervised",
             "cross-entropy on demonstrations from a data source",
+        ),
+        "dpo": Entry(
+            "relax.algorithms.config_family:DpoConfig",
+            "relax.algorithms.dpo:build_dpo",
+            "preference pairs from a data source",
         ),
     },
     imported="relax.algorithms.config:AlgorithmConfig",

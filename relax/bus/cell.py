@@ -5,6 +5,7 @@ refused. bfloat16 travels as uint16 words; the column records the type.
 """
 
 import json
+from functools import cache
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _PYTHON_SCALARS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
 _SCALAR_BYTES = 8
+_NOT_ARRAYS = frozenset(("json", "str", "bytes"))
 
 
 def freeze(column: Column, value: Any) -> Any:
@@ -27,6 +29,8 @@ def freeze(column: Column, value: Any) -> Any:
     A writeable array is copied; a read-only one that nobody can write through is kept as it is. JSON values are copied.
     Raises InvariantError (TQ6) that names column, expected and got.
     """
+    if type(value) is np.ndarray and column.dtype not in _NOT_ARRAYS:
+        return _freeze_array(column, value)
     if value is None and (column.nullable or column.dtype == "json"):
         return None
     if column.dtype == "json":
@@ -36,10 +40,9 @@ def freeze(column: Column, value: Any) -> Any:
         if type(value) is not expected:
             raise _mismatch(column, _describe(value))
         return value
-    dtype = np.dtype("uint16" if column.dtype == "bfloat16" else column.dtype)
-    if type(value) is np.ndarray or isinstance(value, np.generic):
-        return _freeze_array(column, dtype, value)
-    return _check_scalar(column, dtype, value)
+    if isinstance(value, np.generic):
+        return _freeze_array(column, value)
+    return _check_scalar(column, _array_type(column.dtype, column.shape)[0], value)
 
 
 class JsonText:
@@ -51,6 +54,13 @@ class JsonText:
         """Raises InvariantError (TQ6) naming the place of anything JSON cannot carry exactly."""
         _check_json(value, where)
         self.text = json.dumps(value, sort_keys=True).encode()
+
+    @classmethod
+    def of_text(cls, text: bytes) -> "JsonText":
+        """A cell from the text of one."""
+        cell = cls.__new__(cls)
+        cell.text = text
+        return cell
 
     def value(self) -> Json:
         return json.loads(self.text)
@@ -119,21 +129,22 @@ def digest(value: Any) -> str:
     return hasher.hexdigest()
 
 
-def _freeze_array(column: Column, dtype: np.dtype[Any], value: Any) -> Any:
-    if value.dtype != dtype or not _shape_fits(column, value.shape):
+@cache
+def _array_type(dtype: str, shape: tuple[str, ...]) -> tuple[np.dtype[Any], int, tuple[tuple[int, int], ...]]:
+    """The dtype of a column's cells, their rank, and the axes whose name is a number: those have exactly that size."""
+    kept = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    return kept, len(shape), tuple((axis, int(name)) for axis, name in enumerate(shape) if name.isdecimal())
+
+
+def _freeze_array(column: Column, value: Any) -> Any:
+    dtype, rank, fixed = _array_type(column.dtype, column.shape)
+    if value.dtype != dtype or value.ndim != rank or any(value.shape[axis] != size for axis, size in fixed):
         raise _mismatch(column, _describe(value))
     if isinstance(value, np.generic) or _is_constant(value):
         return value
     kept = np.array(value, order="K", copy=True)
     kept.flags.writeable = False
     return kept
-
-
-def _shape_fits(column: Column, shape: tuple[int, ...]) -> bool:
-    """Same rank; an axis whose name is a number has exactly that size."""
-    return len(shape) == len(column.shape) and all(
-        not axis.isdecimal() or int(axis) == size for axis, size in zip(column.shape, shape, strict=True)
-    )
 
 
 def _is_constant(array: Array) -> bool:

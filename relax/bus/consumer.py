@@ -5,7 +5,7 @@ whatever is available may be handed out. Every update costs the rows it touches,
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -185,3 +185,15 @@ class Consumer:
                 if units
             },
         }
+
+    @staticmethod
+    def load(subscription: Subscription, columns: dict[str, Column], state: Mapping[str, Any]) -> "Consumer":
+        """The consumer whose `state` this is."""
+        consumer = Consumer(subscription, columns)
+        consumer._last_number = state["last_number"]
+        _, consumer.leased, consumer.acked = state["counts"]
+        for group, units in state["units"].items():
+            consumer.units[GroupId(group)] = {unit: UnitState(*known) for unit, known in units.items()}
+        for unit, number in state["ready"]:
+            consumer.ready.add(unit, number)
+        return consumer

@@ -47,6 +47,23 @@ class BusIndex:
             index._state.apply(event.kind, event.data)
         return index
 
+    def apply(self, kind: str, data: Mapping[str, Json]) -> Change:
+        """Apply one event of an earlier process; nothing is appended to the log."""
+        return self._state.apply(kind, data)
+
+    def dump(self) -> dict[str, Json]:
+        """The whole state, JSON-ready, for `load`."""
+        return self._state.dump()
+
+    @classmethod
+    def load(
+        cls, dump: Mapping[str, Json], columns: Mapping[str, Column], log: Log, max_rows: int, max_bytes: int
+    ) -> "BusIndex":
+        """The index of a dump; the limits are those of now."""
+        index = cls(columns, log, max_rows, max_bytes)
+        index._state = BusState.load(dump, columns, max_rows, max_bytes)
+        return index
+
     def state(self) -> dict[str, Json]:
         """The whole state, JSON-ready: two indexes are equal exactly when these are."""
         return self._state.state()
@@ -99,13 +116,17 @@ class BusIndex:
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def put(self, lease: str, writes: Sequence[RowWrite], now: float) -> PutOutcome:
-        """Write cells, each once (TQ4), on leased rows and rows below them; a put is progress and renews the lease.
+    def plan(self, lease: str, writes: Sequence[RowWrite]) -> WritePlan:
+        """What `commit` of these writes will do. Raises LateError when the lease is not held, InvariantError (TQ1, TQ4).
 
-        Raises LateError when the lease is not held; rows of groups that ended under a held lease are left out and counted.
+        Rows of groups that ended under a held lease are left out and counted. Between the two the shell stores the cells.
         """
         held = self._held(lease, "put", len(writes))
-        plan = plan_write(self._state.trees, self._state.columns, held, writes)
+        return plan_write(self._state.trees, self._state.columns, held, writes)
+
+    def commit(self, lease: str, plan: WritePlan, now: float) -> Change:
+        """Write the planned cells, each once (TQ4), on leased rows and rows below them; progress, which renews the lease."""
+        held = self._held(lease, "put", len(plan.fresh))
         rows = [
             {"id": write.id, "cells": _notes(write.cells), "children": write.children}
             for write in plan.fresh
@@ -118,7 +139,12 @@ class BusIndex:
             "late": list(plan.late),
             "superseded": list(plan.superseded),
         }
-        return PutOutcome(plan, self._commit("bus/put", data))
+        return self._commit("bus/put", data)
+
+    def put(self, lease: str, writes: Sequence[RowWrite], now: float) -> PutOutcome:
+        """`plan` and `commit` in one, for callers without a storage."""
+        plan = self.plan(lease, writes)
+        return PutOutcome(plan, self.commit(lease, plan, now))
 
     def rows(self, lease: str) -> tuple[RowId, ...]:
         """The rows that a lease still holds, in its order. Raises LateError."""
@@ -128,6 +154,12 @@ class BusIndex:
     def present(self, row: RowId, columns: Collection[str]) -> list[str]:
         """Those of `columns` that are written on exactly this row."""
         return [name for name in columns if name in self._state.trees[group_of(row)].nodes[row].cells]
+
+    def columns_of(self, row: RowId) -> Collection[str]:
+        """The columns written on exactly this row; none when it is not here."""
+        tree = self._state.trees.get(group_of(row))
+        node = None if tree is None else tree.nodes.get(row)
+        return () if node is None else node.cells.keys()
 
     def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
         """Columns of every row at or below what a lease holds: what an earlier holder left done. Raises LateError."""
@@ -139,6 +171,10 @@ class BusIndex:
             if _DEPTH[table] >= unit.count("/")
             for node in self._state.trees[group].rows_of(unit, table)
         }
+
+    def missing(self, groups: Iterable[GroupId]) -> set[GroupId]:
+        """Those of `groups` that have no row here."""
+        return {group for group in groups if group not in self._state.trees}
 
     def cells_of(self, group: GroupId) -> dict[RowId, list[str]]:
         """The written columns of every row of a group, from the group down; empty when the group is not here."""
@@ -189,6 +225,10 @@ class BusIndex:
     def expire(self, now: float) -> Change:
         """Leases whose deadline has come go back."""
         return self._return("bus/expire", self._state.leases.due(now), "expired")
+
+    def release_all(self, cause: str) -> Change:
+        """Every holder is gone: all leases go back."""
+        return self._return("bus/release", self._state.leases.ids(), cause)
 
     def drop_holder(self, holder: str) -> Change:
         """A holder died: its leases go back."""

@@ -57,6 +57,10 @@ class LeaseTable:
         """How a lease ended, in words."""
         return self._closed.get(lease, "unknown, or ended long ago")
 
+    def ids(self) -> list[str]:
+        """Every lease that is held."""
+        return list(self._leases)
+
     def held_by(self, holder: str) -> list[str]:
         """Ids of the leases of a holder, oldest first. O(leases): called when a holder dies."""
         return [lease.id for lease in self._leases.values() if lease.holder == holder]

@@ -1,4 +1,4 @@
-"""The event log in memory: numbered, bounded, with synchronous listeners; implements core Log.
+"""The event log: numbered, bounded in memory, with synchronous listeners and a sink for the disk; implements core Log.
 
 Gate, bus and trainer append; projections (ledger, metrics) listen or read. Numbers rise by one and never repeat; listeners
 see events in number order, and every listener has seen an event before the outermost `append` returns.
@@ -17,10 +17,14 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 class MemoryLog:
-    """The last `keep` events (all with None). The first event has number 1 unless `start_at` says otherwise."""
+    """The last `keep` events (all with None). The first event has number 1 unless `start_at` says otherwise.
 
-    def __init__(self, clock: Clock, keep: int | None = None) -> None:
+    `sink` gets every event before any listener and before `append` returns: the journal, or a projection that must not miss one.
+    """
+
+    def __init__(self, clock: Clock, keep: int | None = None, sink: Listener | None = None) -> None:
         self._clock = clock
+        self._sink = sink
         self._events: deque[Event] = deque(maxlen=keep)
         self._listeners: list[Listener] = []
         self._pending: deque[Event] = deque()
@@ -42,6 +46,8 @@ class MemoryLog:
         """Number and keep an event, tell the listeners; returns its number."""
         self._last_number += 1
         event = Event(self._last_number, self._clock.time(), kind, data)
+        if self._sink is not None:
+            self._sink(event)
         self._events.append(event)
         self._pending.append(event)
         self._deliver()

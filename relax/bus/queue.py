@@ -15,7 +15,7 @@ from relax.bus.row import BusStatus, Fetched, PutReport, QueueClosedError, Recei
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
 from relax.bus.waiter import Admission, Line, Take
-from relax.bus.write import CellNote, RowWrite, check_columns
+from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, check_columns
 from relax.core.column import Column
 from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
@@ -34,11 +34,13 @@ class TransferQueue:
         clock: Clock,
         max_rows: int,
         max_bytes: int,
+        index: BusIndex | None = None,
     ) -> None:
+        """`index` goes on from a replayed one, whose cells `storage` holds."""
         self._columns = columns
         self._storage = storage
         self._clock = clock
-        self._index = BusIndex(columns, log, max_rows, max_bytes)
+        self._index = index or BusIndex(columns, log, max_rows, max_bytes)
         self._samplers: dict[str, Sampler] = {}
         self._takes: dict[str, Line[Take]] = {}
         self._admissions: Line[Admission] = Line()
@@ -106,9 +108,11 @@ class TransferQueue:
 
     async def read(self, group: GroupId) -> Fetched:
         """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""
-        present = self._index.cells_of(group)
-        cells = {row: self._storage.get(row, columns) for row, columns in present.items()}
-        return Fetched(tuple(present), cells)
+        return read_group(self._index, self._storage, group)
+
+    def dump(self) -> dict[str, Any]:
+        """The index's whole state, for a snapshot (TQ8); the cells are the storage's own business."""
+        return self._index.dump()
 
     async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
         """Write cells on leased rows and rows below them; all in one moment, and the lease is renewed.
@@ -117,12 +121,12 @@ class TransferQueue:
         (TQ1, TQ4, TQ6) for what no holder may write (nothing is written).
         """
         cells = {put.id: self._freeze(put.id, put.cells) for put in puts}
-        writes = [RowWrite(put.id, _notes(cells[put.id]), put.children) for put in puts]
-        outcome = self._index.put(lease, writes, self._clock.time())
-        for write in outcome.plan.fresh:
-            self._storage.put(write.id, {name: cells[write.id][name] for name in write.cells})
-        self._follow(outcome.change)
-        return PutReport(outcome.plan.late, outcome.plan.superseded)
+        writes = [RowWrite(put.id, self._notes(put.id, cells[put.id]), put.children) for put in puts]
+        plan = self._index.plan(lease, writes)
+        # Stored before the event says so: what an event names is there.
+        self._storage.put({w.id: {name: cells[w.id][name] for name in w.cells} for w in plan.fresh})
+        self._follow(self._index.commit(lease, plan, self._clock.time()))
+        return PutReport(plan.late, plan.superseded)
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
         """Columns of each row at or below the leased ones: what an earlier holder left done. Raises LateError."""
@@ -176,9 +180,8 @@ class TransferQueue:
         kept = self._freeze(group, cells)
         if not self._has_space(rows, num_bytes):
             await self._wait_for_space(group, rows, num_bytes, timeout_s)
-        change = self._index.admit(group, _notes(kept), children, rows, num_bytes)
-        self._storage.put(group, kept)
-        self._follow(change)
+        self._storage.put({group: kept})
+        self._follow(self._index.admit(group, self._notes(group, kept), children, rows, num_bytes))
 
     async def has_space(self, rows: int, num_bytes: int) -> bool:
         """True when `admit` of this size would not wait now."""
@@ -297,6 +300,17 @@ class TransferQueue:
         check_columns(self._columns, row, cells)
         return {name: freeze(self._columns[name], value) for name, value in cells.items()}
 
+    def _notes(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, CellNote]:
+        """What the index needs to know of frozen cells. Contents are compared only where a cell is written a second time."""
+        known = self._index.columns_of(row)
+        return {
+            name: CellNote(FIRST if name not in known or self._is_same(row, name, value) else OTHER, num_bytes(value))
+            for name, value in cells.items()
+        }
+
+    def _is_same(self, row: RowId, name: str, value: Any) -> bool:
+        return digest(freeze(self._columns[name], self._storage.get(row, (name,))[name])) == digest(value)
+
     def _line(self, consumer: str) -> Line[Take]:
         if consumer not in self._takes:
             raise InvariantError("TQ2", f"unknown consumer {consumer!r}; subscribed: {sorted(self._takes)}")
@@ -307,6 +321,7 @@ class TransferQueue:
             raise QueueClosedError("the queue is closed; end the role's loop")
 
 
-def _notes(cells: Mapping[str, Any]) -> dict[str, CellNote]:
-    """What the index needs to know of frozen cells."""
-    return {name: CellNote(digest(value), num_bytes(value)) for name, value in cells.items()}
+def read_group(index: BusIndex, storage: Storage, group: GroupId) -> Fetched:
+    """Every cell of every row of a group; no row when the group is not here."""
+    present = index.cells_of(group)
+    return Fetched(tuple(present), {row: storage.get(row, columns) for row, columns in present.items()})

@@ -5,7 +5,7 @@ The sets of TQ2 live in `Consumer`, the rows in `Tree`, the leases in `LeaseTabl
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from relax.bus.consumer import Consumer
@@ -58,12 +58,35 @@ class BusState:
             "counts": [self.num_leases, self.late, self.superseded],
         }
 
+    def dump(self) -> dict[str, Json]:
+        """`state` and what it leaves out, so that `load` gives an equal state."""
+        subscriptions = [
+            asdict(consumer.subscription) | {"columns": list(consumer.subscription.columns)}
+            for consumer in self.consumers.values()
+        ]
+        return {**self.state(), "subscriptions": subscriptions}
+
+    @staticmethod
+    def load(dump: Mapping[str, Json], columns: Mapping[str, Column], max_rows: int, max_bytes: int) -> "BusState":
+        """The state of a dump, under the limits of now."""
+        state = BusState(columns, max_rows, max_bytes)
+        for fields in dump["subscriptions"]:
+            subscription = _subscription(fields)
+            known = dump["consumers"][subscription.consumer]
+            state.consumers[subscription.consumer] = Consumer.load(subscription, state.columns, known)
+        for group, tree in dump["groups"].items():
+            state.trees[GroupId(group)] = Tree.load(GroupId(group), tree)
+            state.space.enter(state.trees[GroupId(group)])
+        for id, (consumer, holder, units, deadline, lost) in dump["leases"].items():
+            held = {unit: group_of(unit) for unit in units}
+            state.leases.add(Lease(id, consumer, holder, held, deadline, set(map(GroupId, lost))))
+        state.num_leases, state.late, state.superseded = dump["counts"]
+        return state
+
     # --- one function per kind of event ----------------------------------------------------------------------------
 
     def _subscribe(self, data: Mapping[str, Json], change: Change) -> None:
-        subscription = Subscription(
-            data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"]
-        )
+        subscription = _subscription(data)
         consumer = self.consumers[subscription.consumer] = Consumer(subscription, self.columns)
         for tree in self.trees.values():
             if not tree.settled and consumer.scan(tree):
@@ -191,6 +214,12 @@ class BusState:
                 lease.lost.add(group)
                 if not lease.units:
                     self.leases.close(lease_id, f"group {group} ended")
+
+
+def _subscription(data: Mapping[str, Json]) -> Subscription:
+    return Subscription(
+        data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"]
+    )
 
 
 def _write_row(tree: Tree, row: Mapping[str, Json], lease: str) -> tuple[Node, frozenset[str], bool]:

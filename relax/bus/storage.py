@@ -24,15 +24,16 @@ class MemoryStorage:
         """Rows kept now."""
         return len(self._rows)
 
-    def put(self, row: str, cells: Mapping[str, Any]) -> int:
-        """Keep cells of a row; returns their bytes. Raises InvariantError (TQ1, TQ6) and then keeps none of them."""
-        frozen = {name: freeze(self._column(name), value) for name, value in cells.items()}
-        kept = self._rows.setdefault(row, {})
+    def put(self, rows: Mapping[str, Mapping[str, Any]]) -> int:
+        """Keep cells of rows; returns their bytes. Raises InvariantError (TQ1, TQ6) and then keeps none of them."""
+        frozen = freeze_rows(self._columns, rows)
         added = 0
-        for name, value in frozen.items():
-            added += num_bytes(value)
-            self.num_bytes -= num_bytes(kept[name]) if name in kept else 0
-            kept[name] = value
+        for row, cells in frozen.items():
+            kept = self._rows.setdefault(row, {})
+            for name, value in cells.items():
+                added += num_bytes(value)
+                self.num_bytes -= num_bytes(kept[name]) if name in kept else 0
+                kept[name] = value
         self.num_bytes += added
         return added
 
@@ -51,7 +52,11 @@ class MemoryStorage:
         for value in self._rows.pop(row, {}).values():
             self.num_bytes -= num_bytes(value)
 
-    def _column(self, name: str) -> Column:
-        if name not in self._columns:
-            raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
-        return self._columns[name]
+
+def freeze_rows(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The cells as they are to be kept. Raises InvariantError (TQ1, TQ6)."""
+    for cells in rows.values():
+        for name in cells:
+            if name not in columns:
+                raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(columns)}")
+    return {row: {name: freeze(columns[name], value) for name, value in cells.items()} for row, cells in rows.items()}

@@ -4,7 +4,7 @@ Owned by `BusState`. Holds digests and sizes, never cells. Counters make "is eve
 question, so that a put never walks the group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,22 @@ class Tree:
                 for row, node in sorted(self.nodes.items())
             },
         }
+
+
+    @staticmethod
+    def load(group: GroupId, state: Mapping[str, Any]) -> "Tree":
+        """The tree whose `state` this is."""
+        rows = state["rows"]
+        tree = Tree(group, rows[group]["declared"][0], *state["reserved"])
+        for row in sorted(rows, key=lambda row: row.count("/")):
+            node = tree.root if row == group else tree.add(row)
+            node.declared, node.declared_by = rows[row]["declared"]
+            node.complete_for = set(rows[row]["complete_for"])
+            node.cells = {name: CellMark(*mark) for name, mark in rows[row]["cells"].items()}
+        tree.settled, tree.num_bytes, tree.complete = state["settled"], state["num_bytes"], dict(state["complete"])
+        *counts, tree._undeclared, tree._declared_samples = state["counts"]
+        tree._counts = dict(zip(Table, counts, strict=True))
+        return tree
 
 
 def covers(units: "dict[str, Any]", row: RowId) -> bool:

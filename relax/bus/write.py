@@ -13,10 +13,13 @@ from relax.core.column import Column
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
 
+FIRST, OTHER = "", "other"
+"""Digests of a cell whose content is the first in its place, and of one that differs from it: the shell compares contents."""
+
 
 @dataclass(frozen=True, slots=True)
 class CellNote:
-    """A cell to be written, as the index sees it: content digest and bytes."""
+    """A cell to be written, as the index sees it: a digest that is equal for equal contents, and bytes."""
 
     digest: str
     num_bytes: int

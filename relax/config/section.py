@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
-from relax.config.base import ComponentConfig, Config, Violation, rule
+from relax.config.base import ComponentConfig, Config, KeyPath, Violation, rule
 from relax.config.component import component
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -18,6 +18,24 @@ Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z
 Source: TypeAlias = Annotated[ComponentConfig, component("relax.data.table:SOURCES", common=("name", "task", "weight"))]
 Optimizer: TypeAlias = Annotated[ComponentConfig, component("relax.training.table:OPTIMIZERS", default="adamw")]
 Schedule: TypeAlias = Annotated[ComponentConfig, component("relax.training.table:SCHEDULES", default="constant")]
+
+
+class SamplesSection(Config):
+    """Trajectories kept whole, with their tokens, as Parquet files in the run's `samples` folder."""
+
+    every: NonNegativeInt = 50
+    """Steps between files: each holds every trajectory that ended at such a step; 0 writes none."""
+    keep: PositiveInt = 20
+    """Newest files that are kept."""
+
+
+class TimelineSection(Config):
+    """What each role did when, as `timeline.json` for Perfetto or Chrome."""
+
+    every: NonNegativeInt = 20
+    """Steps between writings of the file; 0 writes none and measures nothing."""
+    steps: PositiveInt = 200
+    """Newest steps that it covers."""
 
 
 class RunSection(Config):
@@ -35,15 +53,24 @@ class RunSection(Config):
     """Seconds that SIGTERM leaves for a checkpoint before the run ends."""
     stall_s: PositiveFloat = 900.0
     """Seconds without a single event before the run stops as stalled, saying what everything waits for (RR7)."""
+    samples: SamplesSection = Field(default_factory=SamplesSection)
+    """Trajectories kept whole for looking at."""
+    timeline: TimelineSection = Field(default_factory=TimelineSection)
+    """What each role did when."""
 
 
 class ModelSection(Config):
     """The policy that is trained."""
 
     path: str
-    """A Hugging Face model folder or name, relative to the working directory."""
+    """The model: a Hugging Face folder or a `.gguf` file (relative to the working directory), a hub name (`org/name` or
+    `org/name@revision`), or `package:name/file` for a file that an installed Python package carries."""
+    source: Literal["auto", "directory", "hub", "gguf"] = "auto"
+    """What `path` is; `auto` tells by what is there."""
+    cache: str | None = None
+    """Folder that keeps converted GGUF models; null: what RELAX_CACHE names, else `relax` in the user's cache folder."""
     tokenizer: str | None = None
-    """Folder of the tokenizer; null: the model's own."""
+    """Where the tokenizer comes from, in the forms of `path`; null: the model's own."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights."""
     weights: Literal["pretrained", "random"] = "pretrained"
@@ -61,6 +88,11 @@ class DataSection(Config):
     """A system message before every prompt that has none."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Extra arguments of the chat template."""
+    curriculum: Annotated[ComponentConfig, component("relax.data.table:CURRICULA")] | None = None
+    """How the weights of the sources change with the rewards; null: they do not."""
+    accept_changes: bool = False
+    """On resume, go on although the sources, their data or their weights are not those the run was started with: a changed
+    source begins its next pass over the data as they are now. False refuses, and says what changed."""
 
     @rule
     def sources_have_different_names(self) -> Iterator[Violation]:
@@ -109,6 +141,20 @@ class StageConfig(Config):
     """Groups that may end untrained (filtered, failed) while one step fills, before the step closes short (ST4); null:
     sixteen times `groups_per_step`."""
 
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates of the stage: what schedules count."""
+        return self.steps * getattr(self.algorithm, "updates", 1)
+
+    @rule
+    def updates_fit_groups(self) -> Iterator[Violation]:
+        updates = getattr(self.algorithm, "updates", 1)
+        if updates > self.groups_per_step:
+            yield (
+                ("algorithm", "updates"),
+                f"is {updates}, but a step has only {self.groups_per_step} groups to split; lower it, or raise groups_per_step",
+            )
+
 
 class SamplingSection(Config):
     """How the policy samples."""
@@ -121,6 +167,18 @@ class SamplingSection(Config):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegativeInt = 0
     """Samples from the k likeliest tokens; 0 is off."""
+    stop: Annotated[tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
+    """Strings that end a completion, beside the tokenizer's own end. The token that completes one is kept and trained; the text that
+    environments and rewards see ends before it."""
+
+    @rule
+    def stop_strings_are_whole_text(self) -> Iterator[Violation]:
+        for index, text in enumerate(self.stop):
+            if "\ufffd" in text:
+                yield (
+                    ("stop", index),
+                    f"is {text!r}, which holds the sign that stands for half of a character; write whole characters",
+                )
 
 
 class RolloutSection(Config):
@@ -146,6 +204,15 @@ class RolloutSection(Config):
     """Most tokens that all turns of a trajectory may sample together; null: no such limit."""
 
 
+class BestSection(Config):
+    """Which checkpoint is the best one."""
+
+    metric: str
+    """A metric of the run, such as `eval/heldout/reward`; a checkpoint has the last value known at or before its step."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the highest or the lowest value is the best; the newest checkpoint wins a tie."""
+
+
 class CheckpointSection(Config):
     """Checkpoints for people and for resuming."""
 
@@ -153,6 +220,10 @@ class CheckpointSection(Config):
     """Steps between checkpoints; one is always written at the end of a stage."""
     keep_last: PositiveInt = 2
     """Newest checkpoints that are kept."""
+    keep_every: PositiveInt | None = None
+    """Checkpoints of steps that are multiples of this are kept too; null: no such ones."""
+    keep_best: BestSection | None = None
+    """The best checkpoint by a metric is kept too; null: none is."""
 
 
 class TrainingSection(Config):
@@ -170,6 +241,9 @@ class TrainingSection(Config):
     """Largest norm of the gradient; null: not clipped."""
     microbatch_tokens: PositiveInt = 4096
     """Most tokens in one forward and backward pass."""
+    snapshot_every: NonNegativeInt = 1
+    """Steps between snapshots, from which an interrupted run goes on: with 1 no published version is ever lost (WS1). 0: only
+    where checkpoints are written. The steps since the last one are trained again."""
     max_nonfinite_steps: PositiveInt = 3
     """Steps with a non-finite loss or gradient before the run stops (LO6)."""
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
@@ -194,6 +268,8 @@ class BusSection(Config):
     """Most rows of admitted groups; `auto` is what the staleness bound needs."""
     max_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(2 << 30)
     """Most bytes of admitted groups: a number, or a text such as `512MiB` or `2GiB`."""
+    journal: bool = True
+    """Keep every event and row on the disk, in the run's `journal` folder, so that an interrupted run loses nothing (TQ8)."""
 
 
 class EvalSet(Config):
@@ -201,16 +277,48 @@ class EvalSet(Config):
 
     name: Name
     """Name of the set in metrics."""
-    source: Source
-    """Where its prompts come from."""
+    source: Source | None = None
+    """Where its prompts come from; null: `sources` says."""
+    sources: tuple[Source, ...] = ()
+    """Several sources whose prompts make one set; metrics then have a value for each of them too."""
     samples: PositiveInt = 1
     """Completions for each prompt."""
+    k: tuple[PositiveInt, ...] = ()
+    """Report pass@k for these k: the share of prompts that one of k completions would solve, estimated without bias from `samples`."""
+    threshold: float = 1.0
+    """Lowest reward that solves a prompt, for pass@k."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature; 0 is greedy."""
     max_records: PositiveInt | None = None
-    """Prompts to use; null: all."""
+    """Prompts to use of each source; null: all."""
     max_tokens: PositiveInt | None = None
     """Most tokens of one completion; null: as in training."""
+
+    @property
+    def source_nodes(self) -> tuple[tuple[KeyPath, ComponentConfig], ...]:
+        """Its sources, each with its place in this node."""
+        single = () if self.source is None else ((("source",), self.source),)
+        return (*single, *((("sources", index), node) for index, node in enumerate(self.sources)))
+
+    @rule
+    def has_a_source(self) -> Iterator[Violation]:
+        if self.source is None and not self.sources:
+            yield ("source",), "is missing; name one data source here, or several under `sources`"
+        if self.source is not None and self.sources:
+            yield ("sources",), "is given beside `source`; move that one into the list"
+
+    @rule
+    def sources_have_different_names(self) -> Iterator[Violation]:
+        yield from repeated_names("sources", self.sources)
+
+    @rule
+    def k_fits_the_samples(self) -> Iterator[Violation]:
+        for index, k in enumerate(self.k):
+            if k > self.samples:
+                yield (
+                    ("k", index),
+                    f"is {k}, more than the {self.samples} samples of a prompt; raise `samples` to it, or leave it out",
+                )
 
 
 class EvalSection(Config):

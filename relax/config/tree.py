@@ -109,7 +109,8 @@ class RunConfig(Config):
     @rule
     def evaluation_sources_name_tasks(self) -> Iterator[Violation]:
         for index, item in enumerate(self.eval.sets):
-            yield from self._names_task(("eval", "sets", index, "source", "task"), item.source)
+            for place, node in item.source_nodes:
+                yield from self._names_task(("eval", "sets", index, *place, "task"), node)
 
     def _names_task(self, path: KeyPath, source: ComponentConfig) -> Iterator[Violation]:
         task = source_node(source).task
@@ -214,7 +215,8 @@ def _evaluation(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _unused(config: RunConfig) -> Iterator[tuple[str, str]]:
-    used = {source_node(node).task for node in (*config.data.sources, *(item.source for item in config.eval.sets))}
+    evaluated = [node for item in config.eval.sets for _, node in item.source_nodes]
+    used = {source_node(node).task for node in (*config.data.sources, *evaluated)}
     for task in config.tasks:
         if task not in used:
             yield f"tasks.{task}", "no data source names this task"

@@ -3,12 +3,15 @@
 Built by `relax.algorithms` from its own configuration node; read by `services.plan` and the roles, which know no algorithm by name.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 
+from relax.core.batch import Measure
+from relax.core.completion import Bools
+from relax.core.id import GroupId
 from relax.core.protocol import AdvantageFn, LossFn
 
 Lengths: TypeAlias = npt.NDArray[Any]
@@ -23,7 +26,7 @@ class Aggregate(Protocol):
         ...
 
     def normalizer(self, groups: Sequence[Lengths]) -> float:
-        """The denominator of a step over all its groups; 0 when nothing is trainable."""
+        """The denominator of an update over all its groups; 0 when nothing is trainable."""
         ...
 
 
@@ -32,6 +35,49 @@ RewardFilter: TypeAlias = Callable[[npt.NDArray[Any]], str | None]
 
 RewardShaping: TypeAlias = Callable[[npt.NDArray[Any], Lengths], npt.NDArray[Any]]
 """Raw rewards and sampled lengths -> the rewards that advantages use (the filter sees the raw ones)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrajectory:
+    """One taken trajectory as a step-scope function sees it: its whole token row, all samples joined.
+
+    `mask` bool[T] is true on the tokens that are trained; every column has T entries, 0 off the mask.
+    """
+
+    group: GroupId
+    sibling: int
+    mask: Bools
+    columns: Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepValues:
+    """What a step-scope function found: per column one float[T] for each trajectory, in the order given.
+
+    `keep` narrows the masks (a token taken out leaves the denominators as well); None leaves them as they are.
+    """
+
+    columns: Mapping[str, Sequence[npt.NDArray[Any]]] = field(default_factory=dict)
+    keep: Sequence[npt.NDArray[Any]] | None = None
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+
+
+class StepFn(Protocol):
+    """A pure function over all trajectories of a step, called between take and train (TQ10). It is a role of the plan by its name.
+
+    `consumes` are per-token columns of any scope, `produces` columns of step scope.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def consumes(self) -> tuple[str, ...]: ...
+
+    @property
+    def produces(self) -> tuple[str, ...]: ...
+
+    def __call__(self, trajectories: Sequence[StepTrajectory]) -> StepValues: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +100,11 @@ class Algorithm:
     masks_truncated: bool = False
     skips_zero_advantage: bool = False
     """True when a row whose advantages are all 0 has exactly no gradient, so its forward pass may be left out."""
+    updates: int = 1
+    """Optimizer updates that the groups of one step are split into."""
+    step_functions: tuple[StepFn, ...] = ()
+    """Run in this order on the whole step before any of it is trained."""
+    keeps_trajectories_whole: bool = False
+    """True when the loss looks at all tokens of a trajectory at once: its rows then share a micro-batch."""
+    demonstrates: Literal["answer", "preference"] = "answer"
+    """What the demonstration role makes of a prompt's reference: its text, or the chosen and the rejected text."""

@@ -36,7 +36,7 @@ def _columns(*columns: Column) -> dict[str, Column]:
 
 
 _G, _T, _S = Table.group, Table.trajectory, Table.sample
-_TRAJECTORY, _GROUP = Scope.trajectory, Scope.group
+_TRAJECTORY, _GROUP, _STEP = Scope.trajectory, Scope.group, Scope.step
 
 COLUMNS: dict[str, Column] = _columns(
     Column("prompt", _G, "json", (), _TRAJECTORY, "the prompt, as prompt_to_json gives it"),
@@ -60,4 +60,12 @@ COLUMNS: dict[str, Column] = _columns(
     Column(
         "reference_logprobs", _S, "float32", ("T",), _TRAJECTORY, "logprobs under the reference policy, 0 off the mask"
     ),
+    Column(
+        "trajectory_number", _S, "int64", ("T",), _TRAJECTORY, "number of the sample's trajectory, from its id; never stored"
+    ),
+    Column("old_logprobs", _S, "float32", ("T",), _STEP, "logprobs under version k exactly, 0 off the mask"),
+    Column("importance_weights", _S, "float32", ("T",), _STEP, "weight of a token against the behaviour policy"),
+    Column("whitened_advantages", _S, "float32", ("T",), _STEP, "advantages normalised over the tokens of the step"),
+    Column("preference_weights", _S, "float32", ("T",), _STEP, "slope of a pair's loss in a token's logprob, sign changed"),
+    Column("preference_losses", _S, "float32", ("T",), _STEP, "loss of a pair, split evenly over its tokens"),
 )

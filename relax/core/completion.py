@@ -18,7 +18,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 StopReason: TypeAlias = Literal["stop", "length", "abort"]
-"""`stop`: a stop id was sampled (it is the last token); `length`: a budget ended it; `abort`: interrupted, may be resumed."""
+"""`stop`: the last token is a stop id, or completes a stop string; `length`: a budget ended it; `abort`: interrupted, may be resumed."""
 
 PROMPT = -1
 """The version of a token that no policy sampled."""
@@ -26,13 +26,17 @@ PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy (its logprobs are those of temperature 1). `top_k` 0 and `top_p` 1 are off."""
+    """How to sample. `temperature` 0 is greedy (its logprobs are those of temperature 1). `top_k` 0 and `top_p` 1 are off.
+
+    `stop` are strings of the decoded completion: the token that completes one is the last one.
+    """
 
     temperature: float = 1.0
     max_tokens: int = 16
     top_p: float = 1.0
     top_k: int = 0
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

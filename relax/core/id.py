@@ -5,6 +5,7 @@ Called by every room. The text of an id is its address: `g000123` (group), `g000
 """
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import NewType
 
 GroupId = NewType("GroupId", str)
@@ -21,6 +22,9 @@ class Table(StrEnum):
     trajectory = "trajectory"
     sample = "sample"
 
+
+_REMEMBERED = 1 << 16
+"""Ids of which the parts are remembered: every verb of the bus asks for them again and again."""
 
 _DEPTH = {0: Table.group, 1: Table.trajectory, 2: Table.sample}
 
@@ -43,21 +47,25 @@ def sample_id(trajectory: TrajectoryId, index: int) -> SampleId:
     return SampleId(f"{trajectory}/{index}")
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def table_of(row: RowId) -> Table:
     """The table that a row id belongs to."""
     return _DEPTH[row.count("/")]
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def group_of(row: RowId) -> GroupId:
     """The group of any row id."""
     return GroupId(row.split("/", 1)[0])
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def parent_of(row: RowId) -> RowId | None:
     """The row above, or None for a group."""
     return row.rsplit("/", 1)[0] if "/" in row else None
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def index_of(row: RowId) -> int:
     """A trajectory's sibling number, a sample's index, a group's admission number."""
     return int(row.rsplit("/", 1)[-1].lstrip("ge"))

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from relax.core.batch import ForwardBackward, Measure, Shards, StepReport
 from relax.core.completion import Completion, Floats, GenerateInput, Ints, Sampling, Session
-from relax.core.message import Json, Message, Prompt
+from relax.core.message import Json, Message, Prompt, PromptKey
 from relax.core.trajectory import EndReason, Score, Trajectory
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Manifest, Probe, Tensor, WeightSet
@@ -21,6 +21,9 @@ LoadMode: TypeAlias = Literal["recompute", "keep", "drain", "abort"]
 """What happens to running requests when new weights are loaded (WS6)."""
 
 # --- engines ---------------------------------------------------------------------------------------------------------
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Token ids to text, special tokens included; an engine calls it on its own thread to find stop strings."""
 
 
 class Generate(Protocol):
@@ -113,6 +116,14 @@ class LossFn(Protocol):
     def __call__(self, batch: LossInput) -> LossOutput: ...
 
 
+class Captured(Protocol):
+    """A backend's state between two steps, in CPU memory; training may go on while it is written."""
+
+    def write(self, path: str) -> None:
+        """Into folder `path`, on any thread. Raises OSError when the disk does not take it."""
+        ...
+
+
 class TrainBackend(Protocol):
     """Gradients. Synchronous: it is called on the compute thread of the role that owns it. Knows no algorithm."""
 
@@ -141,11 +152,13 @@ class TrainBackend(Protocol):
         """The live tensors under their published names; the caller copies before the next step."""
         ...
 
-    def save(self, path: str) -> None:
-        """Model (as save_pretrained), optimizer, schedule and counters into a directory."""
+    def capture(self) -> Captured:
+        """A copy of everything that `load` needs to go on bit for bit: model, optimizer, schedule, counters, random state."""
         ...
 
-    def load(self, path: str) -> None: ...
+    def load(self, path: str) -> None:
+        """Go on from what a capture wrote into folder `path`. Raises UserError when it does not fit."""
+        ...
 
 
 # --- algorithms ------------------------------------------------------------------------------------------------------
@@ -225,8 +238,15 @@ class Source(Protocol):
 
     def __iter__(self) -> Iterator[Prompt]: ...
 
+    def observe(self, key: PromptKey, rewards: Sequence[float]) -> None:
+        """The rewards of a group that ended, for a source that learns from them; others accept it and change nothing.
+
+        A pure change of state: equal sequences of `next` and `observe` calls give equal prompts.
+        """
+        ...
+
     def state(self) -> dict[str, Json]:
-        """Where the next prompt comes from; JSON-ready."""
+        """Where the next prompt comes from; JSON-ready, of bounded size, and cheap enough for every step."""
         ...
 
     def restore(self, state: Mapping[str, Json]) -> None: ...
@@ -292,8 +312,8 @@ class Sampler(Protocol):
 class Storage(Protocol):
     """Keeps cells; knows nothing of leases."""
 
-    def put(self, row: str, cells: Mapping[str, Any]) -> int:
-        """Keep cells of a row; returns their bytes."""
+    def put(self, rows: Mapping[str, Mapping[str, Any]]) -> int:
+        """Keep cells of rows; returns their bytes."""
         ...
 
     def get(self, row: str, columns: Sequence[str]) -> dict[str, Any]: ...

@@ -4,7 +4,10 @@ The components of `relax.data.table` are data sets; `PromptStream` walks them. A
 out what lies in it, and `relax.data.record` judges that.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from relax.core.error import DataError
 from relax.core.message import Json
@@ -38,4 +41,13 @@ class DataSet(Protocol):
 
     def location(self, index: int) -> str | None:
         """Where a person finds the record, e.g. `train.jsonl:17`; None when it lies nowhere."""
+        ...
+
+
+@runtime_checkable
+class OrderedDataSet(Protocol):
+    """A data set that is slow to read in any order, and so has an order of its own for shuffling."""
+
+    def order(self, seed: int) -> npt.NDArray[np.int64]:
+        """A permutation of the records that is quick to read; it depends on the content and the seed alone."""
         ...

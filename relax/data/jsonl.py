@@ -4,18 +4,17 @@ Opening reads each file once for its digest and remembers where every line begin
 asked for. Blank lines are no records, so an index counts the lines that hold something.
 """
 
-import glob
 import json
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 
 from relax.core.error import DataError
 from relax.core.message import Json
 from relax.data.config import JsonlConfig
 from relax.data.dataset import Refusal
+from relax.data.file import DataFile, find_files
 
 SUFFIXES = (".jsonl", ".json")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -25,7 +24,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class _Lines:
     """The lines of one file: byte offsets and line numbers of its records."""
 
-    path: Path
+    file: DataFile
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     numbers: "array[int]" = field(default_factory=lambda: array("Q"))
 
@@ -33,7 +32,7 @@ class _Lines:
         return len(self.offsets)
 
     def read(self, index: int) -> Json:
-        with self.path.open("rb") as file:
+        with self.file.open() as file:
             file.seek(self.offsets[index])
             line = file.readline()
         try:
@@ -42,14 +41,14 @@ class _Lines:
             raise Refusal("broken JSON", str(error), line.decode("utf-8", errors="replace").strip()) from error
 
     def location(self, index: int) -> str:
-        return f"{self.path.name}:{self.numbers[index]}"
+        return f"{self.file.path.name}:{self.numbers[index]}"
 
 
 @dataclass(slots=True)
 class _Array:
     """The elements of a file that holds one JSON array, in memory."""
 
-    path: Path
+    file: DataFile
     elements: list[Json]
 
     def __len__(self) -> int:
@@ -59,7 +58,7 @@ class _Array:
         return self.elements[index]
 
     def location(self, index: int) -> str:
-        return f"{self.path.name}[{index}]"
+        return f"{self.file.path.name}[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +76,7 @@ class JsonlDataSet:
     @cached_property
     def _content(self) -> _Content:
         hasher = blake2b(digest_size=16)
-        files = []
-        for path in find_files(self._config.path):
-            try:
-                files.append(_open_file(path, hasher))
-            except OSError as error:
-                raise DataError(f"source {self._config.name!r}: cannot read {str(path)!r}: {error}") from error
+        files = [_open_file(file, hasher) for file in find_files(self._config.path, SUFFIXES)]
         return _Content(tuple(files), hasher.hexdigest())
 
     def __len__(self) -> int:
@@ -108,50 +102,31 @@ class JsonlDataSet:
         raise IndexError(index)
 
 
-def find_files(path: str) -> list[Path]:
-    """The files that a configured path names, sorted. Raises DataError when it names none, or one that is not JSON."""
-    given = Path(path).expanduser()
-    if given.is_file():
-        found = [given]
-    elif given.is_dir():
-        found = sorted(file for file in given.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    else:
-        found = sorted(Path(name) for name in glob.glob(str(given), recursive=True) if Path(name).is_file())
-    if not found:
-        raise DataError(
-            f"no data at {path!r}: there is no such file, no .json or .jsonl file in such a folder, and no match of such a"
-            " pattern; check the source's `path` (it is relative to the working directory)"
-        )
-    for file in found:
-        if file.suffix not in SUFFIXES:
-            raise DataError(f"{str(file)!r} is not a data set this source reads: expected one of {', '.join(SUFFIXES)}")
-    return found
-
-
-def _open_file(path: Path, hasher: blake2b) -> _Lines | _Array:
+def _open_file(data: DataFile, hasher: blake2b) -> _Lines | _Array:
     """Index one file and feed its name-free content to the digest."""
-    with path.open("rb") as file:
+    with data.open() as file:
         start = file.read(4096)
-    if path.suffix == ".json" and start.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"["):
-        return _read_array(path, hasher)
-    return _index_lines(path, hasher)
+    if data.path.suffix == ".json" and start.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"["):
+        return _read_array(data, hasher)
+    return _index_lines(data, hasher)
 
 
-def _read_array(path: Path, hasher: blake2b) -> _Array:
-    content = path.read_bytes()
+def _read_array(data: DataFile, hasher: blake2b) -> _Array:
+    with data.open() as file:
+        content = file.read()
     hasher.update(content)
     try:
-        return _Array(path, json.loads(content.removeprefix(_BYTE_ORDER_MARK)))
+        return _Array(data, json.loads(content.removeprefix(_BYTE_ORDER_MARK)))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{str(path)!r} is not one JSON array: {error}; mend it, or put one record on each line of a .jsonl file"
+            f"{str(data.path)!r} is not one JSON array: {error}; mend it, or put one record on each line of a .jsonl file"
         ) from error
 
 
-def _index_lines(path: Path, hasher: blake2b) -> _Lines:
-    lines = _Lines(path)
+def _index_lines(data: DataFile, hasher: blake2b) -> _Lines:
+    lines = _Lines(data)
     offset = 0
-    with path.open("rb") as file:
+    with data.open() as file:
         for number, line in enumerate(file, start=1):
             hasher.update(line)
             skip = len(_BYTE_ORDER_MARK) if number == 1 and line.startswith(_BYTE_ORDER_MARK) else 0

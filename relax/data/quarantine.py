@@ -1,7 +1,7 @@
 """Records that were refused, each with its reason: the run's `quarantine.jsonl`.
 
-Written by `PromptStream` and `read_prompts` while the run goes on. A record is written once, however many passes (or resumed
-runs with the same file) meet it. A refused record is never repaired or replaced.
+Written by `PromptStream` and `read_prompts` while the run goes on. A record is written once for each kind of reason, however
+many passes, or resumed runs that read it again, meet it. A refused record is never repaired or replaced.
 """
 
 import json
@@ -20,7 +20,7 @@ class Quarantine:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._opened = False
-        self._seen: set[tuple[str, int]] = set()
+        self._seen: set[tuple[str, int, str]] = set()
         self._reasons: dict[str, Counter[str]] = {}
         self._examples: dict[tuple[str, str], str] = {}
 
@@ -51,9 +51,12 @@ class Quarantine:
         self._opened = True
 
     def add(self, source: str, index: int, line: str | None, refusal: Refusal, excerpt: str) -> bool:
-        """Keep a refused record. False when it was here before, also in an earlier run."""
+        """Keep a refused record. False when it was here before for that kind of reason, also in an earlier run.
+
+        Another reason at the same place is another line: the data set was changed, or a limit (see `data.accept_changes`).
+        """
         self.open()
-        if (source, index) in self._seen:
+        if (source, index, refusal.reason) in self._seen:
             return False
         self._count(source, index, refusal.reason, refusal.detail)
         entry = {
@@ -83,6 +86,6 @@ class Quarantine:
         )
 
     def _count(self, source: str, index: int, reason: str, detail: str) -> None:
-        self._seen.add((source, index))
+        self._seen.add((source, index, reason))
         self._reasons.setdefault(source, Counter())[reason] += 1
         self._examples.setdefault((source, reason), detail)

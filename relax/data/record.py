@@ -25,17 +25,29 @@ MAX_INTEGER_BITS = 8192
 
 def read_record(value: Json, config: SourceConfig, index: int) -> Record:
     """The record with position `index` in its source. Raises Refusal."""
-    value = json_ready(value)
-    if not isinstance(value, dict):
-        raise Refusal("not a record", f"expected a mapping of keys to values, found {_kind(value)}")
+    value = _plain_record(value)
+    messages = _read_conversation(value, config)
     return Record(
         source=config.name,
         index=index,
         task=config.task,
-        messages=_read_conversation(value, config),
-        reference=_read_reference(value, config),
+        messages=messages,
+        reference=_read_reference(value, config, messages),
         metadata=_read_metadata(value, config),
     )
+
+
+def _plain_record(value: Json) -> dict[str, Json]:
+    """The record as plain JSON values. A Refusal names the key whose value is the reason."""
+    if not isinstance(value, Mapping):
+        raise Refusal("not a record", f"expected a mapping of keys to values, found {_kind(value)}")
+    plain = {}
+    for key, item in value.items():
+        try:
+            plain[json_ready(str(key))] = json_ready(item, 1)
+        except Refusal as refusal:
+            raise Refusal(refusal.reason, f"{key!r}: {refusal.detail}") from refusal
+    return plain
 
 
 def json_ready(value: Json, depth: int = 0) -> Json:
@@ -95,7 +107,8 @@ def _read_message(item: Json) -> Message:
     role = item.get("role")
     if role not in ROLES:
         raise Refusal("mistyped field", f"message role {role!r} is not one of {', '.join(ROLES)}")
-    ignored = sorted(set(item) - {"role", "content"})
+    # Null is how columns and dumps write that a message lacks what another one has (case G3).
+    ignored = sorted(key for key in item if key not in ("role", "content") and item[key] is not None)
     if ignored:
         raise Refusal("unknown message key", f"{', '.join(ignored)}; a message has role and content")
     content = item.get("content")
@@ -114,7 +127,7 @@ def _read_part(item: Json) -> Part:
     kind = item.get("type") if isinstance(item, dict) else None
     if kind not in PART_READERS:
         raise Refusal("unsupported part", f"part type {kind!r} is not one of {', '.join(PART_READERS)}")
-    return PART_READERS[kind](item)
+    return PART_READERS[kind]({key: value for key, value in item.items() if value is not None})
 
 
 def _read_text_part(item: dict[str, Json]) -> TextPart:
@@ -127,13 +140,43 @@ PART_READERS: dict[str, Callable[[dict[str, Json]], Part]] = {"text": _read_text
 """One reader for each type of part that a record may hold."""
 
 
-def _read_reference(value: dict[str, Json], config: SourceConfig) -> Json:
+def _read_reference(value: dict[str, Json], config: SourceConfig, messages: tuple[Message, ...]) -> Json:
+    if config.preference is not None:
+        return _read_preference(value, config.preference, messages)
     key = config.reference_key
     if key is None:
         return None
     if value.get(key) is None:
+        if config.reference_optional:
+            return None
         raise _missing(f"{key!r} (set reference_key: null for a task without)", key, value)
     return REFERENCE_READERS[config.reference_type](value[key])
+
+
+def _read_preference(value: dict[str, Json], keys: tuple[str, str], messages: tuple[Message, ...]) -> Json:
+    """{chosen, rejected}, two answers as text."""
+    answers = []
+    for key in keys:
+        if value.get(key) is None:
+            raise _missing(repr(key), key, value)
+        answers.append(_read_answer(key, value[key], messages))
+    if answers[0] == answers[1]:
+        raise Refusal("no preference", f"{keys[0]!r} and {keys[1]!r} hold the same answer")
+    return {"chosen": answers[0], "rejected": answers[1]}
+
+
+def _read_answer(key: str, answer: Json, messages: tuple[Message, ...]) -> str:
+    """An answer given as text, as the assistant's message, or as the whole conversation that it ends."""
+    if isinstance(answer, str):
+        return answer
+    if not isinstance(answer, list) or not answer:
+        raise Refusal("mistyped reference", f"{key!r} must be text or a list of messages, found {_kind(answer)}")
+    *before, last = (_read_message(item) for item in answer)
+    if last.role != "assistant":
+        raise Refusal("mistyped reference", f"{key!r} ends with the {last.role}'s message, not with the assistant's")
+    if before and tuple(before) != messages:
+        raise Refusal("mistyped reference", f"{key!r} holds another conversation than the prompt")
+    return last.text
 
 
 def _text_reference(reference: Json) -> Json:
@@ -184,7 +227,7 @@ def _read_metadata(value: dict[str, Json], config: SourceConfig) -> dict[str, Js
         own = {}
     if not isinstance(own, dict):
         raise Refusal("mistyped field", f"{config.metadata_key!r} must be a mapping, found {_kind(own)}")
-    named = {config.prompt_key, config.messages_key, config.reference_key, config.metadata_key}
+    named = {config.prompt_key, config.messages_key, config.metadata_key, *config.reference_columns}
     extra = {key: item for key, item in value.items() if key not in named}
     clash = sorted(key for key in extra if key in own and own[key] != extra[key])
     if clash:

@@ -126,7 +126,10 @@ class TextRenderer:
         if not separated and self._text(ids) != guard.restore(rest):
             return None  # on its own the rest means other tokens than within the conversation
         suffix = ids[1:] if stopped else ids
-        if full != [*map(int, token_ids), *suffix]:
+        extended = [*map(int, token_ids), *suffix]
+        if full != extended:
+            if self._text(full) != self._text(extended):
+                return None  # an earlier message is not what was shown: somebody edited the history (case E11)
             self.counts["unstable"] += 1
             self.counts["merged"] += not separated
         return suffix

@@ -6,7 +6,7 @@ the system prompt, rendered once to measure it; or it is refused into the quaran
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,7 +16,7 @@ from relax.core.message import Json, Message, Prompt, PromptKey, text_message
 from relax.core.protocol import Renderer
 from relax.data.config import SourceConfig
 from relax.data.cursor import Cursor
-from relax.data.dataset import DataSet, Refusal
+from relax.data.dataset import DataSet, OrderedDataSet, Refusal
 from relax.data.quarantine import Quarantine
 from relax.data.record import read_record
 from relax.data.table import SOURCES
@@ -95,7 +95,8 @@ class PromptReader:
 
 def _excerpt(value: Json) -> str:
     """A refused record for people to recognise; it may be what JSON, or even `repr`, has no form for."""
-    for form in (lambda: json.dumps(value, default=repr), lambda: reprlib.repr(value)):
+    forms: tuple[Callable[[], str], ...] = (lambda: json.dumps(value, default=repr), lambda: reprlib.repr(value))
+    for form in forms:
         try:
             return form()
         except Exception:  # a value of any class may raise anything here, and the record is refused already
@@ -106,9 +107,12 @@ def _excerpt(value: Json) -> str:
 class PromptStream:
     """A core `Source`: endless passes over one data set. Iterating, saving and restoring all speak of one position."""
 
-    def __init__(self, reader: PromptReader, *, seed: int) -> None:
+    def __init__(self, reader: PromptReader, *, seed: int, accept_changes: bool = False) -> None:
         self._reader = reader
         self._seed = seed
+        self._accept_changes = accept_changes
+        self.accepted: tuple[str, ...] = ()
+        """What `restore` found changed and went on with, in words."""
 
     def __iter__(self) -> Iterator[Prompt]:
         return self
@@ -126,17 +130,32 @@ class PromptStream:
             refused.add(index)
         raise self._reader.nothing_usable()
 
+    def observe(self, key: PromptKey, rewards: Sequence[float]) -> None:
+        """Changes nothing: within a source every record comes once in a pass, whatever it earned."""
+
     def state(self) -> dict[str, Json]:
+        """A few numbers and the digest, which is taken once: cheap enough for every step."""
         return self._cursor.state()
 
     def restore(self, state: Mapping[str, Json]) -> None:
-        """Go on from a saved state, before or after iteration began. Raises DataError when the data set is another one."""
-        self._cursor.restore(state)
+        """Go on from a saved state, before or after iteration began.
+
+        Raises DataError when the data set is another one; with `accept_changes` its next pass begins instead.
+        """
+        changes = self._cursor.restore(state, accept_changes=self._accept_changes)
+        self.accepted = tuple(f"source {self._reader.config.name!r}: {change}" for change in changes)
 
     @cached_property
     def _cursor(self) -> Cursor:
         dataset, config = self._reader.dataset, self._reader.config
-        return Cursor(config.name, seed=self._seed, size=len(dataset), digest=dataset.digest, shuffle=config.shuffle)
+        return Cursor(
+            config.name,
+            seed=self._seed,
+            size=len(dataset),
+            digest=dataset.digest,
+            shuffle=config.shuffle,
+            order=dataset.order if isinstance(dataset, OrderedDataSet) else None,
+        )
 
 
 def build_reader(

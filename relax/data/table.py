@@ -1,4 +1,4 @@
-"""The table of data sources: how the records of a `data.sources` node are read."""
+"""The tables of data sources (how the records of a `data.sources` node are read) and of curricula (`data.curriculum`)."""
 
 from relax.config.table import ComponentTable, Entry
 
@@ -8,6 +8,19 @@ SOURCES = ComponentTable(
         "jsonl": Entry(
             "relax.data.config:JsonlConfig", "relax.data.jsonl:JsonlDataSet", "JSON Lines or JSON files on disk"
         ),
+        "parquet": Entry(
+            "relax.data.config:ParquetConfig", "relax.data.parquet:ParquetDataSet", "Parquet files on disk"
+        ),
+        "datasets": Entry(
+            "relax.data.config:DatasetsConfig",
+            "relax.data.huggingface:HuggingFaceDataSet",
+            "a Hugging Face data set: saved on disk, loadable, or on the hub",
+        ),
+        "reasoning_gym": Entry(
+            "relax.data.config:ReasoningGymConfig",
+            "relax.data.reasoning_gym:ReasoningGymDataSet",
+            "problems of one task of the reasoning-gym package",
+        ),
         "generator": Entry(
             "relax.data.config:GeneratorConfig",
             "relax.data.generator:GeneratorDataSet",
@@ -15,4 +28,15 @@ SOURCES = ComponentTable(
         ),
     },
     imported="relax.data.config:ImportedSourceConfig",
+)
+
+CURRICULA = ComponentTable(
+    "curriculum",
+    {
+        "learnability": Entry(
+            "relax.data.config:LearnabilityConfig",
+            "relax.data.curriculum:Learnability",
+            "more of the sources whose prompts succeed sometimes",
+        ),
+    },
 )

@@ -45,7 +45,7 @@ class ChatTemplate:
         try:
             return self._apply(messages, generate)
         except Exception as error:  # a template is code of the model's author; it may raise anything
-            roles = ", ".join(role for role, _ in messages)
+            roles = ", ".join(role for role, _ in messages) or "no message"
             raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
 
     def turn_end(self) -> str:

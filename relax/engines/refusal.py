@@ -57,3 +57,5 @@ def _check_sampling(sampling: Sampling) -> None:
         raise RefusedError(f"top_p is {sampling.top_p}; expected above 0 and at most 1 (1 is off)")
     if sampling.top_k < 0:
         raise RefusedError(f"top_k is {sampling.top_k}; expected 0 (off) or more")
+    if not all(sampling.stop):
+        raise RefusedError("a stop string is empty; every text holds it, so nothing could be sampled")

@@ -1,7 +1,7 @@
 """The table of engines.
 
-The services build an engine as `component(config_node, model=, vocabulary=, compute=, name=, deterministic=, clock=, seed=)`; each
-takes what it needs.
+The services build an engine as `component(config_node, model=, vocabulary=, compute=, name=, deterministic=, clock=, seed=,
+decode=)`; each takes what it needs.
 """
 
 from relax.config.table import ComponentTable, Entry

@@ -1,7 +1,8 @@
 """Loads a Hugging Face directory: model (its own or seeded random weights), configuration and tokenizer.
 
-Called by engines, training and data at start-up; the only file that constructs transformers models. Nothing here reaches
-the network, runs code from a model folder or unpickles weights (SE2), and the global random state is left as it was.
+Called by engines, training and data at start-up, with a folder that `source` found. A folder that holds an adapter is loaded
+as its base model with the adapter merged in. Nothing here reaches the network, runs code from a model folder or unpickles
+weights (SE2), and the global random state is left as it was.
 """
 
 import json
@@ -12,6 +13,8 @@ import torch
 
 from relax.core.error import UserError
 from relax.model.dtype import torch_dtype
+from relax.model.lora import holds_adapter, merge_adapter, read_base
+from relax.model.source import model_folder
 
 Model: TypeAlias = Any
 """A transformers.PreTrainedModel; transformers carries no types."""
@@ -28,6 +31,8 @@ def load_model(path: str | Path, weights: Literal["pretrained", "random"], dtype
     Raises UserError when the folder, its config.json, its weights or its architecture is missing, unknown or incomplete.
     """
     folder = _model_folder(path)
+    if holds_adapter(folder) and weights == "pretrained":
+        return _load_adapted(folder, dtype)
     config = load_model_config(folder)
     model_class = _model_class(config, folder)
     with torch.random.fork_rng(devices=_seeded_devices()):
@@ -37,6 +42,17 @@ def load_model(path: str | Path, weights: Literal["pretrained", "random"], dtype
         else:
             model = _load_pretrained(model_class, folder, dtype)
     return model.train(False)
+
+
+def _load_adapted(folder: Path, dtype: str) -> Model:
+    """The base model that the adapter's folder names, in `dtype`, with the adapter merged into its weights."""
+    base, _ = read_base(folder)
+    model = load_model(model_folder(base.path, base.source, base.cache), base.weights, "float32", base.seed)
+    merged = merge_adapter(model, folder)
+    for parameter in merged.parameters():
+        # Not `merged.to`: it would round the rotary frequencies as well.
+        parameter.data = parameter.data.to(torch_dtype(dtype))
+    return merged
 
 
 def load_model_config(path: str | Path) -> ModelConfig:

@@ -1,11 +1,13 @@
 """Parameter names: what of a model is published, and how published tensors are put into another copy of it.
 
-Called by training backends (`published_tensors`) and engines (`bind_tensors`). Each storage has one published name: tied
-names are left out and restored on binding. Non-persistent buffers (rotary frequencies) belong to a model, not to a version.
+Called by training backends (`published_tensors`), engines (`bind_tensors`) and services (`copy_tensors`). Each storage has
+one published name: tied names are left out and restored on binding. Non-persistent buffers (rotary frequencies) belong to a
+model, not to a version.
 """
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from relax.core.error import TransportError
@@ -43,6 +45,14 @@ def bind_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         else:
             for module, attribute in slots:
                 module._buffers[attribute] = tensors[name]
+
+
+@torch.no_grad()
+def copy_tensors(source: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Copy published tensors into a model of its own; names that the model has not are left out (an emulated backend's)."""
+    for name, tensor in published_tensors(model).items():
+        if name in source:
+            tensor.copy_(source[name])
 
 
 def _check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

@@ -195,6 +195,7 @@ class _Worker:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
         }  # a fork needs one thread
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:

@@ -3,7 +3,7 @@
 Roles are written against these, so that a role's code does not know which runtime it is on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,8 @@ class BusAccess(Protocol):
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched: ...
 
     async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport: ...
+
+    async def written(self, lease: str) -> Mapping[str, Sequence[str]]: ...
 
     async def renew(self, lease: str) -> None: ...
 

@@ -4,6 +4,7 @@ A state object kept by the controller. At every moment `admitted = trained + fil
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
 from relax.core.error import InvariantError
@@ -29,6 +30,9 @@ class Account:
     @property
     def outstanding(self) -> int:
         return len(self._outstanding)
+
+    def is_outstanding(self, group: GroupId) -> bool:
+        return group in self._outstanding
 
     def outstanding_groups(self) -> tuple[GroupId, ...]:
         return tuple(sorted(self._outstanding))
@@ -58,7 +62,8 @@ class Account:
 
     def counts(self) -> dict[str, Json]:
         """`admitted`, each end state, `outstanding`, and the reasons of those that were not trained."""
-        reasons = {f"{state}({reason})": n for (state, reason), n in sorted(self.reasons.items()) if state != "trained"}
+        known = sorted((key, n) for key, n in self.reasons.items() if key[0] != "trained" and n)
+        reasons = {f"{state}({reason})": n for (state, reason), n in known}
         return {
             "admitted": self.admitted,
             **{state: self.ended[state] for state in END_STATES},
@@ -66,14 +71,22 @@ class Account:
             "reasons": reasons,
         }
 
-    def restore(self, counts: dict[str, Json]) -> None:
-        """Continue from a checkpoint whose outstanding groups are admitted again by the caller."""
-        self.admitted = counts["admitted"] - counts["outstanding"]
+    def reopen(self, group: GroupId, state: EndState, reason: str) -> None:
+        """Take back the end of a group: the trainer restarts before the step that had ended it (TQ2)."""
+        if (state, reason) not in self.reasons:
+            reason = OTHER
+        self.ended[state] -= 1
+        self.reasons[state, reason] -= 1
+        self._outstanding.add(group)
+
+    def restore(self, counts: dict[str, Json], outstanding: Iterable[GroupId]) -> None:
+        """Continue from the counts of a snapshot, at which these groups were outstanding."""
+        self.admitted = counts["admitted"]
         self.ended = Counter({state: counts[state] for state in END_STATES})
         self.reasons = Counter({_parse_reason(text): n for text, n in counts["reasons"].items()})
         if counts["trained"]:
             self.reasons["trained", ""] = counts["trained"]
-        self._outstanding.clear()
+        self._outstanding = set(outstanding)
 
 
 def _parse_reason(text: str) -> tuple[EndState, str]:

@@ -19,7 +19,7 @@ from relax.config.tree import RunConfig
 from relax.core.algorithm import Algorithm
 from relax.core.completion import Sampling, frozen
 from relax.core.message import Prompt, text_message
-from relax.core.protocol import Compute, Pool, Source, TrainBackend
+from relax.core.protocol import Compute, Decode, Pool, Source, TrainBackend
 from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
@@ -27,6 +27,8 @@ from relax.data.stream import PromptRules, PromptStream, read_prompts
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
 from relax.model.load import load_model, load_model_config, load_tokenizer
+from relax.model.name import copy_tensors
+from relax.model.source import ModelOrigin, model_folder
 from relax.model.vocabulary import Vocabulary, read_vocabulary
 from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
@@ -64,8 +66,14 @@ class Assembly:
     # --- model facts ---
 
     @cached_property
-    def _tokenizer_path(self) -> str:
-        return self.config.model.tokenizer or self.config.model.path
+    def _model_path(self) -> Path:
+        model = self.config.model
+        return model_folder(model.path, model.source, model.cache)
+
+    @cached_property
+    def _tokenizer_path(self) -> Path:
+        model = self.config.model
+        return self._model_path if model.tokenizer is None else model_folder(model.tokenizer, cache=model.cache)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -73,7 +81,7 @@ class Assembly:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return read_vocabulary(self._tokenizer, load_model_config(self.config.model.path))
+        return read_vocabulary(self._tokenizer, load_model_config(self._model_path))
 
     @cached_property
     def renderer(self) -> TextRenderer:
@@ -82,7 +90,7 @@ class Assembly:
     @cached_property
     def _model(self) -> Any:
         model = self.config.model
-        return load_model(model.path, model.weights, model.dtype, self.config.run.seed)
+        return load_model(self._model_path, model.weights, model.dtype, self.config.run.seed)
 
     @property
     def limits(self) -> EpisodeLimits:
@@ -146,7 +154,15 @@ class Assembly:
 
     def copy_model(self) -> Any:
         """A second copy of the policy as it is now."""
-        return copy.deepcopy(self._model)
+        model = copy.deepcopy(self._model)
+        if "backend" in self.__dict__:
+            copy_tensors(self.backend.export(), model)  # what it trains may be an adapter beside the model
+        return model
+
+    @property
+    def _model_origin(self) -> ModelOrigin:
+        model = self.config.model
+        return ModelOrigin(model.path, model.source, model.cache, model.weights, self.config.run.seed)
 
     def make_backend(self, model: Any) -> TrainBackend:
         """The configured backend around a model."""
@@ -158,7 +174,8 @@ class Assembly:
             temperature=config.rollout.sampling.temperature,
             grad_clip=config.training.grad_clip,
             deterministic=config.run.deterministic,
-            tokenizer_path=Path(self._tokenizer_path),
+            tokenizer_path=self._tokenizer_path,
+            base=self._model_origin,
         )
         return backend
 
@@ -193,9 +210,15 @@ class Assembly:
             deterministic=self.config.run.deterministic,
             clock=self.clock,
             seed=self.config.run.seed,
+            decode=self._decoder() if self.config.rollout.sampling.stop else None,
         )
         self._engines.append(engine)
         return engine
+
+    def _decoder(self) -> Decode:
+        """Ids to text, for one engine's thread: a tokenizer is not shared between threads."""
+        decode = load_tokenizer(self._tokenizer_path).decode
+        return lambda ids: str(decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -228,12 +251,19 @@ class Assembly:
             rules=self._prompt_rules,
             quarantine=self.quarantine,
             seed=self.config.run.seed,
+            accept_changes=self.config.data.accept_changes,
         )
 
     def source(self, stage: StageConfig) -> Source:
         """The prompts of a stage: its sources, mixed by weight."""
         weights = {node.name: node.weight for node in self.config.sources_of(stage)}  # type: ignore[attr-defined]
-        return Mixture({name: self.streams[name] for name in weights}, weights)
+        data = self.config.data
+        return Mixture(
+            {name: self.streams[name] for name in weights},
+            weights,
+            curriculum=data.curriculum,
+            accept_changes=data.accept_changes,
+        )
 
     @property
     def _prompt_rules(self) -> PromptRules:
@@ -262,9 +292,11 @@ class Assembly:
         return [
             EvaluationSet(
                 node.name,
-                self._evaluation_prompts(node.source, node.max_records),
+                [p for _, source in node.source_nodes for p in self._evaluation_prompts(source, node.max_records)],
                 node.samples,
                 self.sampling(node.temperature, node.max_tokens),
+                node.k,
+                node.threshold,
             )
             for node in self.config.eval.sets
         ]
@@ -288,6 +320,7 @@ class Assembly:
             top_p=node.top_p,
             top_k=node.top_k,
             stop_ids=tuple(self.renderer.stops),
+            stop=tuple(node.stop),
         )
 
     # --- stages ---

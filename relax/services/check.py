@@ -5,6 +5,7 @@ Called by `relax config check` and at the start of `relax train`. Loads no torch
 
 from dataclasses import dataclass
 
+from relax.algorithms.config import AlgorithmConfig
 from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
@@ -41,13 +42,20 @@ def max_context_tokens(config: RunConfig) -> int:
 
 
 def capacity(config: RunConfig, stage: StageConfig) -> Capacity:
-    """Room for `(S + 1) * B` groups and for one step that is not settled yet (TQ5)."""
+    """Room for `(S + 1) * B` groups, and for the steps that are not settled before the next snapshot (TQ5)."""
     siblings: int = stage.algorithm.group_size  # type: ignore[attr-defined]
     tokens = max_context_tokens(config)
     rows = 1 + 2 * siblings
     num_bytes = _ROW_BYTES * rows + _TOKEN_BYTES * tokens * siblings + 8 * config.data.max_prompt_tokens
-    groups = (config.max_staleness_of(stage) + 2) * stage.groups_per_step
+    unsettled = snapshot_interval(config, stage) if config.bus.journal else 1
+    groups = (config.max_staleness_of(stage) + 1 + unsettled) * stage.groups_per_step
     return Capacity(GroupSize(siblings, rows, num_bytes), groups)
+
+
+def snapshot_interval(config: RunConfig, stage: StageConfig) -> int:
+    """The most steps between two snapshots of a stage: one is always taken at its end, and with each checkpoint."""
+    every = config.training.snapshot_every or config.training.checkpoint.every
+    return min(every, config.training.checkpoint.every, stage.steps)
 
 
 def max_rows(config: RunConfig, stage: StageConfig) -> int:
@@ -76,19 +84,15 @@ def check_run(config: RunConfig) -> list[str]:
                 "raise it, or lower groups_per_step, group_size, max_staleness or the token limits [TQ5]"
             )
         schedule = config.schedule_of(stage)
-        unfit = schedule.problem(stage.steps) if isinstance(schedule, ScheduleConfig) else None
+        unfit = schedule.problem(stage.num_updates) if isinstance(schedule, ScheduleConfig) else None
         if unfit is not None:
             problems.append(f"{path}: {unfit}")
         staleness = config.max_staleness_of(stage)
-        if staleness > 0 and not stage.algorithm.corrects_staleness:  # type: ignore[attr-defined]
-            choices = ["max_staleness: 0"]
-            if hasattr(stage.algorithm, "old_logprobs"):
-                choices.append("old_logprobs: rollout (a clipped ratio against the behaviour logprobs)")
-            if hasattr(stage.algorithm, "correction"):
-                choices.append("correction.type: token_truncated")
+        algorithm: AlgorithmConfig = stage.algorithm  # type: ignore[assignment]
+        if staleness > 0 and not algorithm.corrects_staleness:
             warnings.append(
-                f"{path}.algorithm: {stage.algorithm.type} trains on samples up to {staleness} steps old and nothing corrects"
-                f" for it; set {', or '.join(choices)} [ST9]"
+                f"{path}.algorithm: {algorithm.type} trains on samples up to {staleness} steps old and "
+                f"{algorithm.staleness_answer}; set {', or '.join(('max_staleness: 0', *algorithm.staleness_choices))} [ST9]"
             )
     if problems:
         raise ConfigError(problems)

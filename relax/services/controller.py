@@ -7,20 +7,20 @@ the bus (TQ5), and is unblocked by takes, ends, steps and loads.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 
 from relax.bus.queue import TransferQueue
 from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.event import Event
-from relax.core.id import GroupId, group_id, index_of
+from relax.core.id import GroupId, index_of
 from relax.core.message import Json, Prompt, prompt_to_json
 from relax.core.protocol import Candidate
 from relax.services.access import TRAINER, StepOutcome, Taken
 from relax.services.account import Account, EndState
 from relax.services.gate import Gate
-from relax.services.projection import Projection
+from relax.services.register import Ending, Register
 from relax.services.signal import Signal
 
 
@@ -86,18 +86,19 @@ class GateSampler:
 
 
 class Controller:
-    """Lives as long as the run; each stage begins with a bus of its own."""
+    """Lives as long as the run; each stage begins with a bus of its own.
 
-    def __init__(self, gate: Gate, account: Account, projection: Projection) -> None:
-        self.gate, self.account = gate, account
+    With `settles_at_once` a step's ends are final when it is applied; else when `settle` says that a snapshot covers them (TQ2).
+    """
+
+    def __init__(self, gate: Gate, register: Register, settles_at_once: bool = True) -> None:
+        self.gate, self.register = gate, register
         self.changed = Signal()
-        self._projection = projection
+        self._settles_at_once = settles_at_once
         self._stage: Stage | None = None
         self._stopping = False
         self._state = StepState()
-        self._next_number = 0
-        self._prompts: dict[GroupId, Prompt] = {}
-        self._again: list[tuple[GroupId, Prompt]] = []
+        self._again: list[GroupId] = []
         self._trainer_leases: dict[str, tuple[GroupId, ...]] = {}
 
     # --- stages ---
@@ -117,20 +118,18 @@ class Controller:
         return self._current.bus
 
     @property
-    def next_number(self) -> int:
-        """The admission number of the next new group."""
-        return self._next_number
-
-    def restore(self, next_number: int, step: int, counts: dict[str, Json]) -> None:
-        """Continue after a checkpoint."""
-        self._next_number = next_number
-        self.gate.step = step
-        self.account.restore(counts)
+    def account(self) -> Account:
+        return self.register.account
 
     def begin_stage(self, bounds: StageBounds, bus: TransferQueue, live: Callable[[], int | None]) -> None:
         """B and S change here only, with an empty queue (ST8)."""
-        self.gate.begin_stage(bounds.groups_per_step, bounds.max_staleness)
+        self.gate.begin_stage(bounds.groups_per_step, bounds.max_staleness, bounds.name)
         self._stage, self._state = Stage(bounds, bus, live), StepState()
+
+    def continue_stage(self, bounds: StageBounds, bus: TransferQueue, live: Callable[[], int | None]) -> None:
+        """A stage that an earlier process began, on the bus that recovery brought back."""
+        self._stage = Stage(bounds, bus, live)
+        self._state.closing = self._state.lost >= bounds.max_lost
 
     async def request_stop(self) -> None:
         """The trainer's next `take` raises StopRequested; nothing more is admitted."""
@@ -138,30 +137,48 @@ class Controller:
         if self._stage is not None:
             await self._wake()
 
-    def outstanding_prompts(self) -> list[tuple[GroupId, Prompt]]:
-        """Groups admitted and not ended, in admission order: a resumed run admits them again under their own numbers."""
-        return sorted([*self._prompts.items(), *self._again], key=lambda item: index_of(item[0]))
+    # --- snapshots ---
+
+    def dump(self) -> dict[str, Json]:
+        """Everything that the controller knows of a stage under way, JSON-ready."""
+        return {
+            "gate": self.gate.dump(),
+            "register": self.register.dump(),
+            "again": list(self._again),
+            "step": asdict(self._state),
+        }
+
+    def dump_bus(self) -> dict[str, Json]:
+        return self._bus.dump()
+
+    def restore(self, again: Sequence[GroupId], step: StepState) -> None:
+        """Go on from a snapshot; gate and register are restored by themselves. `again` are outstanding and not at the gate."""
+        self._again, self._state = sorted(again, key=index_of), step
+
+    async def settle(self, before: int) -> None:
+        """A complete snapshot covers the steps before `before`: what they ended is final and its rows leave (TQ2)."""
+        groups = self.register.unsettled(before)
+        if groups:
+            await self._bus.settle(groups)
+            self.register.settled(groups)
 
     # --- admission ---
-
-    def readmit(self, groups: Sequence[tuple[GroupId, Prompt]]) -> None:
-        """Groups that an interrupted run had admitted; they are outstanding until they are admitted again."""
-        self._again = list(groups)
 
     async def admit(self, prompts: Iterator[Prompt]) -> None:
         """Admit what the stage can use, groups to readmit first. Endless while the stage lasts: ended groups are replaced."""
         while True:
             await self.changed.wait_for(self._may_admit)  # no deadline: the stall watch finds a stage that cannot go on
-            group, prompt = self._again.pop(0) if self._again else self._next(prompts)
-            await self._admit(group, prompt)
+            if self._again:
+                group = self._again.pop(0)
+                await self._admit(group, self.register.prompt(group))
+            else:
+                await self._admit(*self._next(prompts))
 
     def _next(self, prompts: Iterator[Prompt]) -> tuple[GroupId, Prompt]:
         prompt = next(prompts, None)
         if prompt is None:
             raise UserError("the data ended before the stage did; a training source repeats its passes for ever")
-        group = group_id(self._next_number)
-        self._next_number += 1
-        return group, prompt
+        return self.register.next_group(), prompt
 
     def _may_admit(self) -> bool:
         if self._state.closing or self._stopping:
@@ -174,10 +191,8 @@ class Controller:
     async def _admit(self, group: GroupId, prompt: Prompt) -> None:
         live = self._current.live()
         assert live is not None
-        deadline = self.gate.admit(group, live)
-        self.account.admit(group)
-        self._prompts[group] = prompt
-        self._projection.admitted(group, prompt, live, deadline, self.stage.name)
+        deadline = self.gate.admit(group, live, astuple(prompt.key))
+        self.register.admitted(group, prompt, live, deadline, self.stage.name)
         cells = {"prompt": prompt_to_json(prompt), "base": np.int64(live)}
         size = self.stage.size
         if self.gate.holds_only(group) and not await self._bus.has_space(size.rows, size.num_bytes):
@@ -197,26 +212,23 @@ class Controller:
         before = self.gate.base_of(group)
         base = self.gate.start(group, live if live is not None else before)
         if base != before:
-            self._projection.raised(group, base, base + self.gate.max_staleness)
+            self.register.raised(group, base, self.gate.deadline_of(group))
             await self._wake()
         return base
 
     async def end(self, group: GroupId, state: EndState, reason: str) -> None:
         """A group ends without being trained; its place is free at once (ST2)."""
-        if not self.gate.end(group):
+        if not self.gate.end(group, state, reason):
             return
-        await self._close_group(group, state, reason)
+        await self._end_group(group, state, reason)
         self._state.lost += 1
         if self._state.lost >= self.stage.max_lost:
             self._state.closing = True
         await self._wake()
 
-    async def _close_group(self, group: GroupId, state: EndState, reason: str, step: int | None = None) -> None:
-        self._projection.ended(group, await self._bus.read(group), state, reason, step)
-        self.account.end(group, state, reason)
-        del self._prompts[group]
-        if state != "trained":
-            await self._bus.end(group)
+    async def _end_group(self, group: GroupId, state: EndState, reason: str) -> None:
+        self.register.ended(group, await self._bus.read(group), state, reason)
+        await self._bus.end(group)
 
     async def _wake(self) -> None:
         self.changed.notify()
@@ -256,31 +268,34 @@ class Controller:
 
     def _closes_now(self) -> bool:
         """A step that lost too many groups closes short as soon as nothing is due (ST4); admission has stopped by then."""
-        return self._state.closing and self.gate.may_close()
+        return (self._state.closing or self.gate.is_retaking) and self.gate.may_close()
 
     async def applied(self, outcome: StepOutcome) -> int:
-        """Close the step: its groups end, their rows are settled, the gate advances."""
-        is_lost = outcome.reason == "nonfinite"
-        state: EndState = "dropped" if is_lost else "trained"
-        reason = "nonfinite" if is_lost else ""
-        groups = self.gate.advance()
+        """Close the step: its groups end and the gate advances."""
+        is_lost, is_retaken = outcome.reason == "nonfinite", self.gate.is_retaking
+        ending = Ending("dropped" if is_lost else "trained", "nonfinite" if is_lost else "", outcome.step)
+        groups = self.gate.advance(ending.state, ending.reason)
         for group in groups:
-            await self._close_group(group, state, reason, outcome.step)
-        await self._bus.settle(groups)
+            self.register.stepped(group, await self._bus.read(group), ending)
+        if self._settles_at_once:
+            await self.settle(outcome.step + 1)
         if self.gate.step == self.stage.end:
             await self._end_rest()
-        self.account.check(self.gate.outstanding)
-        self._projection.stepped(outcome, self.account.counts(), self._state.lost, await self._bus.status())
+        self.account.check(self.gate.outstanding + len(self._again))
+        counts, status = self.account.counts(), await self._bus.status()
+        self.register.projection.stepped(outcome, counts, self._state.lost, status)
         self._judge(outcome, len(groups))
-        self._state.lost, self._state.closing = 0, False
+        if not is_retaken:
+            self._state.lost, self._state.closing = 0, False
         await self._wake()
         return self.gate.step
 
     async def _end_rest(self) -> None:
         """The stage is over: what its last step left behind by closing short ends here, so that the next begins empty (ST8)."""
-        for group, _ in self.outstanding_prompts():
-            self.gate.end(group)
-            await self._close_group(group, "dropped", "the stage ended")
+        for group, _ in self.register.outstanding():
+            self.gate.end(group, "dropped", "the stage ended")
+            await self._end_group(group, "dropped", "the stage ended")
+        self._again = []
 
     def _judge(self, outcome: StepOutcome, num_groups: int) -> None:
         """Stop the run after too many steps that trained nothing, with the reason and what to change (LO5, LO6, A21)."""

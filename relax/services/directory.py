@@ -23,6 +23,8 @@ _FILES = frozenset({
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
     "checkpoints": ("step-[0-9]*", ".*step-[0-9]*"),
+    "journal": ("events-[0-9]*.jsonl", "rows-[0-9]*.arrow"),
+    "snapshots": ("step-[0-9]*", ".*step-[0-9]*"),
     "dumps": ("step-[0-9]*.npz",),
     "evaluations": ("step-[0-9]*.json", ".step-[0-9]*.json.*"),
     "reference": ("*.safetensors", ".*.safetensors.*"),
@@ -51,6 +53,14 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
 
     @property
     def quarantine(self) -> Path:

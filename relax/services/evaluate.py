@@ -19,6 +19,7 @@ from relax.services.directory import RunDirectory
 from relax.services.publisher import Publisher
 from relax.services.resume import BACKEND_FOLDER
 from relax.services.roles.evaluation import Evaluation, EvaluationResult, EvaluationSet
+from relax.services.unfinished import Unfinished
 from relax.training.checkpoint import read_meta
 
 
@@ -27,15 +28,33 @@ def report_path(directory: RunDirectory, step: int) -> Path:
     return directory.root / "evaluations" / f"step-{step:06d}.json"
 
 
+def unfinished_path(directory: RunDirectory, step: int) -> Path:
+    """Where the samples of an evaluation lie until its report is written."""
+    return report_path(directory, step).with_suffix(".unfinished.jsonl")
+
+
 async def evaluate(
     config: RunConfig, directory: RunDirectory, checkpoint: Path, sets: Sequence[str] = ()
 ) -> EvaluationResult:
-    """Score `checkpoint` on the sets named (all when none is) and write the report."""
+    """Score `checkpoint` on the sets named (all when none is) and write the report.
+
+    Goes on with what an interrupted call of the same evaluation has left.
+    """
     step = int(read_meta(checkpoint)["step"])
+    with Unfinished(unfinished_path(directory, step), _identity(config, checkpoint, step, sets)) as unfinished:
+        result = await _evaluate(config, checkpoint, step, sets, unfinished)
+        _write_report(directory, checkpoint, result)
+        unfinished.remove()
+    return result
+
+
+async def _evaluate(
+    config: RunConfig, checkpoint: Path, step: int, sets: Sequence[str], unfinished: Unfinished
+) -> EvaluationResult:
     assembly = Assembly(_with_model(config, checkpoint), Quarantine())
     results: list[EvaluationResult] = []
     try:
-        evaluation = _evaluation(assembly, _chosen(assembly.evaluation_sets(), sets), results)
+        evaluation = _evaluation(assembly, _chosen(assembly.evaluation_sets(), sets), results, unfinished)
         publisher = Publisher(
             assembly.store, assembly.backend, assembly.compute("trainer"), [], assembly.probe, _nothing_after
         )
@@ -47,11 +66,27 @@ async def evaluate(
     finally:
         await assembly.close()
     (result,) = results
-    _write_report(directory, checkpoint, result)
     return result
 
 
-def _evaluation(assembly: Assembly, sets: Sequence[EvaluationSet], results: list[EvaluationResult]) -> Evaluation:
+def _identity(config: RunConfig, checkpoint: Path, step: int, sets: Sequence[str]) -> dict[str, Json]:
+    """Everything that a sample of this evaluation depends on: two evaluations of the same identity have the same samples."""
+    tree = config.model_dump(mode="json")
+    weights = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(checkpoint.rglob("*.safetensors"))
+    ]
+    return {
+        "checkpoint": str(checkpoint),
+        "step": step,
+        "weights": weights,
+        "sets": sorted(sets),
+        "config": {name: tree[name] for name in ("run", "model", "data", "tasks", "rollout", "eval")},
+    }
+
+
+def _evaluation(
+    assembly: Assembly, sets: Sequence[EvaluationSet], results: list[EvaluationResult], unfinished: Unfinished
+) -> Evaluation:
     return Evaluation(
         assembly.engine("evaluation"),
         assembly.store,
@@ -62,6 +97,8 @@ def _evaluation(assembly: Assembly, sets: Sequence[EvaluationSet], results: list
         assembly.slots,
         number=lambda: 0,
         report=results.append,
+        done=dict(unfinished.rows),
+        on_sample=unfinished.add,
     )
 
 
@@ -74,6 +111,7 @@ def _with_model(config: RunConfig, checkpoint: Path) -> RunConfig:
     model = config.model.model_copy(
         update={
             "path": str(checkpoint / BACKEND_FOLDER),
+            "source": "directory",
             "weights": "pretrained",
             "tokenizer": config.model.tokenizer or config.model.path,
         }

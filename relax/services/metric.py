@@ -26,8 +26,15 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "reward/mean": Metric(
         "1", "reward, mean over all trajectories whose group ended since the last step; a failed one counts as 0"
     ),
+    "reward/mean/<source>": Metric(
+        "1", "reward/mean of one data source, where the run has several; `other` holds those beyond a bound"
+    ),
     "reward/trained": Metric("1", "reward, mean over the trajectories that the step trained on"),
     "rollout/failed": Metric("share", "trajectories without a reward among all whose group ended since the last step"),
+    "rollout/failed/<source>": Metric("share", "rollout/failed of one data source, where the run has several"),
+    "rollout/tokens/mean/<source>": Metric(
+        "tokens", "sampled tokens of a trajectory of one data source, where the run has several; failed ones have none"
+    ),
     "rollout/branches": Metric(
         "segments", "histories that no suffix continued, of trajectories that ended since the last step (TK2)"
     ),
@@ -42,6 +49,11 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "pool/crashed": Metric("calls", "calls in the process pool whose process died, since the run began"),
     "eval/<set>/reward": Metric("1", "mean reward of an evaluation set; a failed sample counts as 0"),
     "eval/<set>/failed": Metric("samples", "samples of an evaluation set that failed"),
+    "eval/<set>/pass@<k>": Metric(
+        "share", "prompts of an evaluation set that one of k completions solves (unbiased, arXiv 2107.03374 eq. 1)"
+    ),
+    "eval/<set>/reward/<source>": Metric("1", "mean reward on the prompts of one source of a mixed evaluation set"),
+    "eval/<set>/pass@<k>/<source>": Metric("share", "pass@k on the prompts of one source of a mixed evaluation set"),
     "staleness/max": Metric("steps", "age of the oldest token that the step trained on"),
     "staleness/mean": Metric("steps", "age of a trajectory's oldest token, mean over the step's trajectories"),
     "rollout/tokens/mean": Metric("tokens", "sampled tokens of a trajectory"),
@@ -52,10 +64,11 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "train/rows_skipped": Metric("rows", "rows left out of the forward pass because their gradient is exactly zero"),
     "train/tokens": Metric("tokens", "masked tokens of the step"),
     "train/loss": Metric("1", "loss of the step: its sum over tokens, divided by the step's denominator"),
-    "train/grad_norm": Metric("1", "norm of the gradient before clipping"),
+    "train/grad_norm": Metric("1", "norm of the gradient before clipping, mean over the step's updates"),
     "train/learning_rate": Metric("1", "learning rate of the step"),
+    "train/updates": Metric("updates", "optimizer updates of the step that changed the weights"),
     "train/applied": Metric("0 or 1", "whether the step changed the weights"),
-    "train/<phase>/seconds": Metric("s", "wall time of a phase of the step: train, optim"),
+    "train/<phase>/seconds": Metric("s", "wall time of a phase of the step: columns, train, optim"),
     "training/tokens/forward": Metric(
         "tokens", "tokens that went through the trainer's forward pass, prompts included"
     ),

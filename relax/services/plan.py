@@ -1,20 +1,21 @@
-"""Which roles a stage needs, walked back from the columns of its loss to the prompt (ARCHITECTURE section 4).
+"""Roles follow from columns: walks back from the loss to the prompt.
 
-Called by the run's assembly and by `relax config check`. There are no mode flags: KL in the loss brings the reference role,
-because only that role produces its column.
+Called by the run's assembly, by the trainer role and by `relax config check`. There are no mode flags: KL in the loss brings
+the reference role, because only that role produces its column. Roles of step scope come with the algorithm; nobody can
+subscribe to what they produce, so the trainer calls them on what it took (TQ10).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax.core.algorithm import Algorithm
-from relax.core.column import COLUMNS
+from relax.core.column import COLUMNS, Scope
 from relax.core.error import UserError
 
 
 @dataclass(frozen=True, slots=True)
 class RoleColumns:
-    """What a role reads from the bus and what it writes."""
+    """What a role reads and what it writes."""
 
     consumes: tuple[str, ...]
     produces: tuple[str, ...]
@@ -29,25 +30,39 @@ ROLES: Mapping[str, RoleColumns] = {
     "reward": RoleColumns(("prompt", "turns", "failure"), ("reward", "reward_parts", "kept")),
     "advantage": RoleColumns(("kept", "reward", "turns", "mask", "span"), ("advantages",)),
     "reference": RoleColumns(("kept", "token_ids", "mask", "span"), ("reference_logprobs",)),
+    "old_logprobs": RoleColumns(("token_ids", "mask", "span"), ("old_logprobs",)),
 }
-"""Every role but the trainer. A new role is one line here and one file in `roles/`."""
+"""Every role but the trainer and those that an algorithm brings. A new role is one line here and one file in `roles/`."""
+
+DERIVED = ("trajectory_number",)
+"""Columns that the trainer makes of a row's id: no role writes them, and the bus never holds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`roles` in data-flow order; `trainer_columns` are what the trainer waits for on every sample."""
+    """`roles` in data-flow order; `trainer_columns` are what the trainer waits for on every sample.
+
+    `step_roles` are those of `roles` that the trainer calls between take and train, in order.
+    """
 
     roles: tuple[str, ...]
     trainer_columns: tuple[str, ...]
+    step_roles: tuple[str, ...] = ()
 
     @property
     def samples(self) -> bool:
         """Whether a policy generates in this stage."""
         return "rollout" in self.roles
 
+    @property
+    def judges(self) -> bool:
+        """Whether trajectories get a reward, and groups a verdict."""
+        return "reward" in self.roles
+
 
 def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES) -> Plan:
     """The roles that produce every column the algorithm needs. Raises UserError naming a column that nothing produces."""
+    known = _with_own(_judged(roles, algorithm), algorithm)
     columns = ["token_ids", "mask", "span", "turns", *algorithm.loss.columns]
     if algorithm.tokens_from == "rollout":
         columns += ["behaviour_logprobs", "versions"]
@@ -55,16 +70,63 @@ def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES) ->
         # `kept` makes the trainer wait for the verdict even on a group that has no sample at all.
         columns += ["advantages", "reward", "kept"]
     chosen: dict[str, int] = {}
+    for function in algorithm.step_functions:  # first, so that they run in the algorithm's own order
+        _require_role(function.name, algorithm, known, chosen, ())
     for column in columns:
-        _require(column, algorithm, roles, chosen, ())
-    order = tuple(sorted(chosen, key=lambda role: chosen[role]))
-    return Plan((*order, "trainer"), tuple(dict.fromkeys(columns)))
+        _require(column, algorithm, known, chosen, ())
+    order = sorted(chosen, key=lambda role: (_is_of_step(known[role]), chosen[role]))
+    step_roles = tuple(role for role in order if _is_of_step(known[role]))
+    columns += [column for role in step_roles for column in known[role].consumes]
+    waited = tuple(column for column in dict.fromkeys(columns) if column not in DERIVED and not _is_step(column))
+    return Plan((*order, "trainer"), waited, step_roles)
+
+
+def _judged(roles: Mapping[str, RoleColumns], algorithm: Algorithm) -> dict[str, RoleColumns]:
+    """Without advantages there is no reward, hence no verdict to wait for."""
+    if algorithm.advantages is not None:
+        return dict(roles)
+    return {
+        name: RoleColumns(tuple(column for column in role.consumes if column != "kept"), role.produces)
+        for name, role in roles.items()
+    }
+
+
+def _with_own(roles: dict[str, RoleColumns], algorithm: Algorithm) -> dict[str, RoleColumns]:
+    """The roles and those that the algorithm brings. Raises UserError for one that cannot be of step scope."""
+    for function in algorithm.step_functions:
+        if function.name in roles:
+            raise UserError(
+                f"algorithm {algorithm.name!r} brings a step function named {function.name!r}, which is a role; rename it"
+            )
+        for column in function.produces:
+            if column not in COLUMNS or not _is_step(column):
+                raise UserError(
+                    f"step function {function.name!r} produces {column!r}, which is not a column of step scope; "
+                    "declare it in relax.core.column.COLUMNS with Scope.step"
+                )
+        roles[function.name] = RoleColumns(function.consumes, function.produces)
+    return roles
+
+
+def _is_step(column: str) -> bool:
+    return COLUMNS[column].scope is Scope.step
+
+
+def _is_of_step(role: RoleColumns) -> bool:
+    """A function that only narrows masks produces no column at all."""
+    return all(_is_step(column) for column in role.produces)
 
 
 def _require(
     column: str, algorithm: Algorithm, roles: Mapping[str, RoleColumns], chosen: dict[str, int], path: tuple[str, ...]
 ) -> None:
-    role = _producer(column, algorithm, roles)
+    if column not in DERIVED:
+        _require_role(_producer(column, algorithm, roles), algorithm, roles, chosen, path)
+
+
+def _require_role(
+    role: str, algorithm: Algorithm, roles: Mapping[str, RoleColumns], chosen: dict[str, int], path: tuple[str, ...]
+) -> None:
     if role in path:
         raise UserError(f"roles wait for each other: {' -> '.join((*path, role))}")
     if role in chosen:

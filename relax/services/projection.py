@@ -6,7 +6,7 @@ written once per step on the ledger's own thread; monitors are fed through a que
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,16 @@ class Admission:
     stage: str
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The rows of a trained group that no snapshot covers yet (TQ2), and its tokens."""
+
+    admission: Admission
+    rows: list[LedgerRow]
+    sampled: int
+    wasted: int
+
+
 class Projection:
     """`on_step` receives each step's metrics; `number` gives the last event number."""
 
@@ -53,6 +63,7 @@ class Projection:
         self._number, self._on_step, self._on_samples = number, on_step, on_samples
         self._shown: list[dict[str, Json]] = []
         self._admissions: dict[GroupId, Admission] = {}
+        self._held: dict[GroupId, Held] = {}
         self._rows: list[LedgerRow] = []
         self._metrics: dict[int, dict[str, float]] = {}
         self._notes: dict[str, Json] = {}
@@ -67,23 +78,58 @@ class Projection:
         """The group's base was raised before its first token (ST2)."""
         self._admissions[group] = replace(self._admissions[group], base=base, deadline=deadline)
 
-    def ended(self, group: GroupId, fetched: Fetched, state: str, reason: str, step: int | None) -> None:
-        """A group reached its one terminal state; `fetched` holds all its rows, which may be deleted afterwards."""
-        admission = self._admissions.pop(group)
-        event = self._number()
-        self._rows.append(_group_row(group, admission, state, reason, step, event))
+    def ended(
+        self, group: GroupId, fetched: Fetched, state: str, reason: str, step: int | None, recount: bool = False
+    ) -> None:
+        """A group reached its terminal state; `fetched` holds all its rows, which may be deleted afterwards.
+
+        With a `step` the end is final only when `settled` says so. `recount` is for rows that were counted before a restart.
+        """
+        admission, event = self._admissions.pop(group), self._number()
+        rows: list[LedgerRow] = [_group_row(group, admission, state, reason, step, event)]
+        sampled = 0
         for id in fetched.ids:
             if table_of(id) is Table.trajectory:
                 row = _trajectory_row(id, fetched, event)
-                self._rows.append(row)
-                self._tally.add(row, is_judged="reward_parts" in fetched.cells[id])
-                if len(self._shown) < SHOWN:
-                    self._shown.append(_shown(admission, row))
-                self._tally.count(read_turns(fetched.cells[id]["turns"]).info, fetched.cells[id].get("mixed"))
-                self.sampled_tokens += row.tokens
-                self.wasted_tokens += 0 if state == "trained" else row.tokens
+                rows.append(row)
+                sampled += row.tokens
+                if not recount:
+                    self._count(admission, row, fetched)
             elif table_of(id) is Table.sample:
-                self._rows.append(_sample_row(id, fetched, event))
+                rows.append(_sample_row(id, fetched, event))
+        wasted = 0 if state == "trained" else sampled
+        if not recount:
+            self.sampled_tokens += sampled
+            self.wasted_tokens += wasted
+        if step is None:
+            self._rows += rows
+        else:
+            self._held[group] = Held(admission, rows, sampled, wasted)
+
+    def settled(self, groups: Iterable[GroupId]) -> None:
+        """A snapshot covers the ends of these groups: their rows are final, and closed by the newest event."""
+        event = self._number()
+        for group in groups:
+            self._rows += [replace(row, event=event) for row in self._held.pop(group).rows]
+
+    def bounds_of(self, group: GroupId) -> tuple[int, int]:
+        """Base version and deadline of a group whose end is not settled."""
+        admission = self._held[group].admission
+        return admission.base, admission.deadline
+
+    def reopened(self, group: GroupId) -> None:
+        """The end of a group was taken back."""
+        held = self._held.pop(group)
+        self._admissions[group] = held.admission
+        self.sampled_tokens -= held.sampled
+        self.wasted_tokens -= held.wasted
+
+    def _count(self, admission: Admission, row: TrajectoryRow, fetched: Fetched) -> None:
+        cells = fetched.cells[row.id]
+        self._tally.add(row, is_judged="reward_parts" in cells)
+        self._tally.count(read_turns(cells["turns"]).info, cells.get("mixed"))
+        if len(self._shown) < SHOWN:
+            self._shown.append(_shown(admission, row))
 
     def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int, bus: BusStatus) -> None:
         """A step is over; its metrics are complete."""

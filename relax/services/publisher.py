@@ -38,7 +38,7 @@ class ProbeSource:
 
 
 class Publisher:
-    """`after_step` runs once a version is out: ledger, checkpoint, evaluation."""
+    """`before_step` runs before a version goes out (its snapshot, WS1), `after_step` once it is out: checkpoint, evaluation."""
 
     def __init__(
         self,
@@ -49,9 +49,11 @@ class Publisher:
         probe: ProbeSource,
         after_step: Callable[[Version], Awaitable[None]],
         incarnation: int = 0,
+        before_step: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._store, self._backend, self._compute = store, backend, compute
-        self._updaters, self._probe, self._after_step = updaters, probe, after_step
+        self._updaters, self._probe = updaters, probe
+        self._before_step, self._after_step = before_step, after_step
         self.version = Version(incarnation, 0)
 
     async def first(self, number: int) -> Manifest:
@@ -61,6 +63,8 @@ class Publisher:
 
     async def __call__(self, step: int, applied: bool) -> None:
         """Publish version `step`: new tensors, or an alias of the one before when nothing was applied (ST7)."""
+        if self._before_step is not None:
+            await self._before_step(step)
         self.version = self.version.next()
         assert self.version.number == step
         if applied:

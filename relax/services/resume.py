@@ -1,16 +1,15 @@
-"""What a checkpoint holds beside the backend's own files, and how a run goes on from it (RR3, AC2).
+"""What a snapshot or checkpoint holds beside the backend's own files: the consistent cut of a run (RR3, AC2, TQ8).
 
-Groups that were admitted and had not ended are part of the state: a resumed run admits them again, under their own numbers
-and with the same request seeds. The ledger forgets what followed the checkpoint.
+Written by the run between two steps, read by `recovery`. A snapshot's cut names its place in the journal, from which the
+rest is replayed; a checkpoint's stands alone: its groups in flight are admitted again under their own numbers.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from relax.core.error import UserError
-from relax.core.id import GroupId
-from relax.core.message import Json, Prompt, prompt_from_json, prompt_to_json
+from relax.core.message import Json
 from relax.training.checkpoint import CheckpointStore, read_meta
 
 BACKEND_FOLDER = "model"
@@ -18,67 +17,51 @@ BACKEND_FOLDER = "model"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The consistent cut of a run between two steps. `stages` are (name, steps); `source` is the data cursor of the current
-    stage, `streams` those of all sources."""
+    """`stages` are (name, steps); `stage` is the index of the current one, `source` its data cursor, `streams` those of all
+    sources. `controller` and `bus` are dumps of those objects; without `bus` and `segment` the journal is not needed."""
 
     step: int
     stage: int
     stages: list[tuple[str, int]]
     event: int
     incarnation: int
-    next_number: int
-    account: dict[str, Json]
-    outstanding: list[tuple[GroupId, Prompt]]
+    controller: dict[str, Json]
     source: dict[str, Json]
     streams: dict[str, dict[str, Json]]
-    totals: dict[str, float]
+    bus: dict[str, Json] | None = None
+    segment: int | None = None
+
+    @property
+    def num_outstanding(self) -> int:
+        """Groups in flight at the cut."""
+        return len(self.controller["register"]["outstanding"])
 
     def to_json(self) -> dict[str, Json]:
-        return {
-            "step": self.step,
-            "stage": self.stage,
-            "stages": [list(stage) for stage in self.stages],
-            "event": self.event,
-            "incarnation": self.incarnation,
-            "next_number": self.next_number,
-            "account": self.account,
-            "outstanding": [[group, prompt_to_json(prompt)] for group, prompt in self.outstanding],
-            "source": self.source,
-            "streams": self.streams,
-            "totals": self.totals,
-        }
+        return asdict(self) | {"controller": self.controller, "bus": self.bus}
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> "RunState":
-        return RunState(
-            value["step"],
-            value["stage"],
-            [(name, steps) for name, steps in value["stages"]],
-            value["event"],
-            value["incarnation"],
-            value["next_number"],
-            value["account"],
-            [(GroupId(group), prompt_from_json(prompt)) for group, prompt in value["outstanding"]],
-            value["source"],
-            value["streams"],
-            value["totals"],
-        )
+        fields = {name: value[name] for name in RunState.__dataclass_fields__}
+        return RunState(**fields | {"stages": [(name, steps) for name, steps in value["stages"]]})
 
 
-def newest_state(store: CheckpointStore) -> tuple[Path, RunState] | None:
-    """The newest checkpoint's backend folder and state; None when there is none.
+def newest_state(snapshots: CheckpointStore, checkpoints: CheckpointStore) -> tuple[Path, RunState] | None:
+    """The backend folder and state to go on from: the newest snapshot, or a newer checkpoint. None when there is none.
 
-    Raises UserError when the newest one is damaged: going back silently would throw away what came after the one before.
+    Raises UserError when the newest of either is damaged: going back silently would throw away what came after.
     """
+    found = [state for state in (_newest(snapshots, "snapshot"), _newest(checkpoints, "checkpoint")) if state]
+    return max(found, key=lambda item: item[1].step) if found else None  # of equals the first: the snapshot
+
+
+def _newest(store: CheckpointStore, kind: str) -> tuple[Path, RunState] | None:
     newest = store.newest()
     for path, problem in store.damaged().items():
         if newest is None or path.name > newest.name:
             raise UserError(
-                f"checkpoint {path} is damaged: {problem}; mend it, or remove that folder to resume from the one before it"
+                f"{kind} {path} is damaged: {problem}; mend it, or remove that folder to resume from the one before it"
             )
-    if newest is None:
-        return None
-    return newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest))
+    return None if newest is None else (newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest)))
 
 
 def check_stages(state: RunState, stages: Sequence[tuple[str, int]]) -> None:
@@ -94,8 +77,8 @@ def check_stages(state: RunState, stages: Sequence[tuple[str, int]]) -> None:
             "stages that have begun must stay as they were"
         )
     end = first + stages[state.stage][1]
-    if state.step > end or (state.step == end and state.outstanding):
+    if state.step > end or (state.step == end and state.num_outstanding):
         raise UserError(
             f"stage {stages[state.stage][0]!r} would end at step {end}, but the checkpoint is of step {state.step} with "
-            f"{len(state.outstanding)} groups in flight; give it more steps"
+            f"{state.num_outstanding} groups in flight; give it more steps"
         )

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.config.tree import RunConfig
+from relax.core.column import COLUMNS
 from relax.core.error import RelaxError, UserError
-from relax.core.id import GroupId
-from relax.core.message import Json, Prompt
-from relax.core.protocol import Source
+from relax.core.message import Json
 from relax.core.version import Version
 from relax.data.quarantine import Quarantine
 from relax.runtime.task import TaskSet
@@ -31,9 +31,12 @@ from relax.services.monitors.hub import MonitorHub
 from relax.services.plan import make_plan
 from relax.services.projection import Projection
 from relax.services.publisher import Publisher
+from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.reference import open_reference
-from relax.services.resume import BACKEND_FOLDER, RunState, check_stages, newest_state
+from relax.services.register import Register
+from relax.services.resume import RunState, check_stages, newest_state
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
+from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
 from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.stall import watch
 from relax.services.summary import write_summary
@@ -47,12 +50,10 @@ EVENTS_KEPT = 200
 
 @dataclass(slots=True)
 class StageProgress:
-    """Where the run is: the stage under way, its source, and when it began."""
+    """Where the run is: the steps of the stage under way, and the seconds spent in each."""
 
-    index: int = 0
     first: int = 0
     end: int = 0
-    source: Source | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -63,7 +64,10 @@ class Run:
         self._config, self._directory, self._hub = config, directory, hub
         self._assembly = Assembly(config, Quarantine(directory.quarantine))
         self._checkpoints = CheckpointStore(directory.checkpoints, config.training.checkpoint.keep_last)
+        self._snapshot_store = CheckpointStore(directory.snapshots, KEPT)
+        self._journal: Journal | None = None
         self._state: RunState | None = None
+        self._recovered: RecoveredStage | None = None
         self._resume = resume
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
@@ -75,6 +79,7 @@ class Run:
             stack.callback(self._ledger.close)
             stack.push_async_callback(self._hub.close)
             stack.push_async_callback(self._assembly.close)
+            stack.callback(self._close_journal)
             await self._build()
             stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
             ended = await self._run()
@@ -96,10 +101,10 @@ class Run:
                 await self._settle_evaluation()
             except StopRequested:
                 is_stopped = True
-                await self._checkpoint()
+                await self._snapshots.checkpoint()
             except NoProgressError as error:
                 failure = error
-                await self._checkpoint()
+                await self._snapshots.checkpoint()
         if failure is not None:
             raise failure
         return is_stopped
@@ -107,6 +112,10 @@ class Run:
     async def stop(self) -> None:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
         await self._controller.request_stop()
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
 
     def _progress_mark(self) -> tuple[float, ...]:
         """Changes whenever anything happens: an event, or work on a compute thread."""
@@ -125,16 +134,21 @@ class Run:
             stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
             _report.info("tokenizer: %s", note)
-        self._log = MemoryLog(assembly.clock, keep=EVENTS_KEPT)
+        self._journal = Journal(self._directory.journal, COLUMNS) if config.bus.journal else None
+        self._log = MemoryLog(assembly.clock, EVENTS_KEPT, None if self._journal is None else self._journal.write)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
             self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step, self._hub.samples
         )
-        self._controller = Controller(gate, Account(), self._projection)
+        register = Register(Account(), self._projection)
+        self._controller = Controller(gate, register, settles_at_once=self._journal is None)
+        self._snapshots = self._make_snapshots()
         self._meter = Meter(assembly, self._projection)
         self._evaluation = self._make_evaluation()
         if self._resume:
             self._restore()
+        elif self._journal is not None:
+            self._journal.begin(1)
         samples = any(make_plan(assembly.algorithm(node)).samples for node in config.stages)
         updaters = [assembly.fleet] if samples else []
         self._publisher = Publisher(
@@ -145,6 +159,22 @@ class Run:
             assembly.probe,
             self._after_step,
             incarnation=self._state.incarnation + 1 if self._state else 0,
+            before_step=self._before_step,
+        )
+
+    def _make_snapshots(self) -> Snapshots:
+        config, assembly = self._config, self._assembly
+        return Snapshots(
+            self._controller,
+            self._log,
+            self._ledger,
+            self._journal,
+            self._snapshot_store,
+            self._checkpoints,
+            [(stage.name, stage.steps) for stage in config.stages],
+            lambda: {name: stream.state() for name, stream in assembly.streams.items()},
+            lambda: self._publisher.version.incarnation,
+            lambda: Trainable(assembly.backend, assembly.compute("trainer"), assembly.compute("ledger")),
         )
 
     def _make_evaluation(self) -> Evaluation | None:
@@ -164,27 +194,41 @@ class Run:
         )
 
     def _restore(self) -> None:
+        """Bring back the newest snapshot or checkpoint, and what the journal says of the time after it."""
+        self._snapshot_store.clean()
         self._checkpoints.clean()
-        found = newest_state(self._checkpoints)
+        found = newest_state(self._snapshot_store, self._checkpoints)
         if found is None:
             self._ledger.cut_after(-1, 0)
+            if self._journal is not None:
+                self._journal.discard()
+                self._journal.begin(1)
             return
         self._folder, state = found
         check_stages(state, [(stage.name, stage.steps) for stage in self._config.stages])
-        if not self._ledger.has_groups() and state.account["trained"]:
+        if not self._ledger.has_groups() and state.controller["register"]["account"]["trained"]:
             raise UserError(
                 f"{self._directory.ledger} is gone or empty; bring it back, or start a new run from the checkpoint's model"
             )
         self._state = state
         self._ledger.cut_after(state.event, state.step)
-        self._log.start_at(state.event + 1)
-        self._controller.restore(state.next_number, state.step, state.account)
-        self._projection.sampled_tokens = int(state.totals["sampled_tokens"])
-        self._projection.wasted_tokens = int(state.totals["wasted_tokens"])
+        for name, stream in self._assembly.streams.items():
+            stream.restore(state.streams[name])
+        self._snapshots.adopt(state)
+        self._recovered = recover(state, self._journal, self._log, self._controller, self._stage_place)
         if self._evaluation is not None:
             self._evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
             self._evaluated = {step for step, _ in self._ledger.metric(known)}
+
+    def _stage_place(self, index: int) -> StagePlace:
+        """Stage `index` for recovery: the cut's own with its cursor, a later one fresh."""
+        node = self._config.stages[index]
+        source = self._assembly.source(node)
+        if self._state is not None and index == self._state.stage:
+            source.restore(self._state.source)
+        limits = self._assembly.stage(index, 0, node.steps)
+        return StagePlace(node.name, limits.max_rows, limits.max_bytes, source)
 
     # --- stages ---
 
@@ -200,37 +244,33 @@ class Run:
     async def _stage(self, index: int, first: int, start: int, end: int) -> None:
         """Run steps `start .. end - 1` of a stage that began, in this process or an earlier one, at step `first`."""
         node, setup = self._config.stages[index], self._assembly.stage(index, start, end)
-        source = self._assembly.source(node)
-        self._progress.index, self._progress.first, self._progress.end = index, first, end
-        self._progress.source = source
-        again = await self._begin_stage(index, start, end, source)
+        recovered = self._recovered if self._recovered is not None and self._recovered.name == node.name else None
+        source = self._assembly.source(node) if recovered is None else recovered.source
+        self._recovered = None
+        self._progress.first, self._progress.end = first, end
+        self._snapshots.cursor = StageCursor(index, source)
+        await self._begin_stage(index, start)
         self._projection.note(f"stage/{node.name}", {"first": first, "end": end, "samples": setup.plan.samples})
         began = time.monotonic()
+        bus = None if recovered is None else recovered.index
         try:
-            await run_stage(await self._crew(setup, fresh=start == first), setup, iter(source), again)
+            await run_stage(await self._crew(setup, fresh=start == first), setup, iter(source), bus)
         finally:
             seconds = self._progress.seconds
             seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
 
-    async def _begin_stage(self, index: int, start: int, end: int, source: Source) -> list[tuple[GroupId, Prompt]]:
-        """Optimizer, weights and cursor; returns the groups that an interrupted run has to admit again."""
+    async def _begin_stage(self, index: int, start: int) -> None:
+        """Optimizer and weights, and the first version of this process."""
         assembly, state = self._assembly, self._state
-        again: list[tuple[GroupId, Prompt]] = []
         if state is not None:
             await self._begin_optimizer(state.stage)
             await assembly.compute("trainer").run(assembly.backend.load, str(self._folder))
-            for name, stream in assembly.streams.items():
-                stream.restore(state.streams[name])
-            if state.stage == index:
-                source.restore(state.source)
-                again = state.outstanding
         if state is None or state.stage != index:
             await self._begin_optimizer(index)
         self._state = None
         if assembly.store.latest is None:
             await self._publisher.first(start)
         await self._evaluate(self._publisher.version)
-        return again
 
     async def _begin_optimizer(self, index: int) -> None:
         node, assembly = self._config.stages[index], self._assembly
@@ -255,6 +295,7 @@ class Run:
             fleet=assembly.fleet if setup.plan.samples else None,
             reference=reference,
             wrap=assembly.wrap,
+            journal=self._journal,
         )
 
     # --- after each step ---
@@ -265,7 +306,7 @@ class Run:
         await self._evaluate(version)
         if step == progress.end or step % config.training.checkpoint.every == 0:
             await self._settle_evaluation()
-            await self._checkpoint()
+            await self._snapshots.checkpoint()
         await self._projection.flush()
         self._write_status(step)
 
@@ -285,41 +326,11 @@ class Run:
         if self._evaluation is not None:
             await self._evaluation.idle()
 
-    async def _checkpoint(self) -> None:
-        """The cut of RR3: what the ledger holds, the cursor, the groups in flight, the weights and the optimizer.
-
-        The cut comes first: what ends while it is written has a later event number, and a resume takes it back.
-        """
-        state = self._cut()
-        self._projection.note("account", state.account)
-        await self._projection.flush()
-        await self._assembly.compute("ledger").run(self._ledger.sync)
-        backend = self._assembly.backend
-        await self._assembly.compute("trainer").run(
-            lambda: self._checkpoints.write(
-                state.step, lambda folder: backend.save(str(folder / BACKEND_FOLDER)), state.to_json()
-            )
-        )
-
-    def _cut(self) -> RunState:
-        controller, source = self._controller, self._progress.source
-        assert source is not None
-        return RunState(
-            step=controller.gate.step,
-            stage=self._progress.index,
-            stages=[(stage.name, stage.steps) for stage in self._config.stages],
-            event=self._log.last_number,
-            incarnation=self._publisher.version.incarnation,
-            next_number=controller.next_number,
-            account=controller.account.counts(),
-            outstanding=controller.outstanding_prompts(),
-            source=source.state(),
-            streams={name: stream.state() for name, stream in self._assembly.streams.items()},
-            totals={
-                "sampled_tokens": self._projection.sampled_tokens,
-                "wasted_tokens": self._projection.wasted_tokens,
-            },
-        )
+    async def _before_step(self, step: int) -> None:
+        """A version goes out only when its snapshot is complete (WS1)."""
+        every = self._config.training.snapshot_every
+        if step == self._progress.end or (every and step % every == 0):
+            await self._snapshots.snapshot()
 
     def _write_status(self, step: int) -> None:
         status: Mapping[str, Json] = {

@@ -4,18 +4,19 @@ Built by the run from configuration, and by the simulation from fakes; the roles
 loop is finite; every other loop is endless, and its return or failure ends the stage.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relax.bus.index import BusIndex
+from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
 from relax.bus.storage import MemoryStorage
 from relax.core.algorithm import Algorithm
 from relax.core.column import COLUMNS
-from relax.core.id import GroupId
 from relax.core.message import Prompt
-from relax.core.protocol import Clock, Compute, Generate, Renderer, TrainBackend
+from relax.core.protocol import Clock, Compute, Generate, Renderer, Storage, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER
 from relax.services.controller import Controller, GateSampler, StageBounds
@@ -60,20 +61,22 @@ class Crew:
     dump: Dump
     renderer: Renderer
     tasks: Mapping[str, Task]
+    journal: Journal | None = None
     fleet: Fleet | None = None
     reference: tuple[TrainBackend, Compute] | None = None
     wrap: Wrap = lambda name, target: target
 
 
 async def run_stage(
-    crew: Crew, setup: StageSetup, prompts: Iterator[Prompt], again: Sequence[tuple[GroupId, Prompt]] = ()
+    crew: Crew, setup: StageSetup, prompts: Iterator[Prompt], recovered: BusIndex | None = None
 ) -> None:
-    """Train the steps `bounds.first .. bounds.end - 1`. `again` are groups that an interrupted run had admitted."""
+    """Train the steps `bounds.first .. bounds.end - 1`, on the bus that an interrupted run left if there is one."""
     bounds, controller = setup.bounds, crew.controller
-    controller.readmit(again)
-    bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), crew.log, crew.clock, setup.max_rows, setup.max_bytes)
+    storage: Storage = MemoryStorage(COLUMNS) if crew.journal is None else crew.journal.storage
+    bus = TransferQueue(COLUMNS, storage, crew.log, crew.clock, setup.max_rows, setup.max_bytes, recovered)
     fleet = crew.fleet if setup.plan.samples else None
-    controller.begin_stage(bounds, bus, fleet.live if fleet is not None else lambda: controller.gate.step)
+    begin = controller.begin_stage if recovered is None else controller.continue_stage
+    begin(bounds, bus, fleet.live if fleet is not None else lambda: controller.gate.step)
     for subscription in subscriptions(setup.plan, _rollout_lease_s(crew.tasks)):
         sampler = GateSampler(controller.gate) if subscription.consumer == TRAINER else None
         await bus.subscribe(subscription, sampler)

@@ -11,19 +11,19 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from relax.bus.row import Fetched
-from relax.core.batch import Measure
+from relax.core.batch import Measure, merge_measures
 from relax.services.row import read_turns
+from relax.services.train_group import TrainGroup
 
 
 class StepStatistics:
     def __init__(self, step: int) -> None:
         self.step = step
         self.skipped_rows = 0
-        self._groups = 0
+        self._groups: list[TrainGroup] = []
+        self._measures: list[Mapping[str, Measure]] = []
         self._rewards: list[float] = []
         self._lengths: list[int] = []
-        self._trained_tokens = 0
         self._staleness: list[int] = []
         self._seconds: dict[str, float] = defaultdict(float)
 
@@ -36,31 +36,35 @@ class StepStatistics:
         finally:
             self._seconds[phase] += time.perf_counter() - start
 
-    def add_group(self, trajectories: list[str], fetched: Fetched, trained_tokens: int) -> None:
-        """Count a taken group, of which `trained_tokens` are in the loss."""
-        self._groups += 1
-        self._trained_tokens += trained_tokens
-        self._lengths += [read_turns(fetched.get(id, "turns")).num_sampled for id in trajectories]
-        rewards = [fetched.cells[id].get("reward") for id in trajectories]
+    def add_group(self, group: TrainGroup) -> None:
+        """Count a taken group. Its tokens are counted when the step is over: step-scope functions may still mask some."""
+        self._groups.append(group)
+        cells = [group.fetched.cells[id] for id in group.trajectories]
+        self._lengths += [read_turns(cell["turns"]).num_sampled for cell in cells]
+        rewards = [cell.get("reward") for cell in cells]
         self._rewards += [float(reward) for reward in rewards if reward is not None]
+
+    def add_measures(self, measures: Mapping[str, Measure]) -> None:
+        """What step-scope functions measured."""
+        self._measures.append(measures)
 
     def add_staleness(self, staleness: int) -> None:
         self._staleness.append(staleness)
 
     def metrics(self, measures: Mapping[str, Measure]) -> dict[str, float]:
         """Absent values are absent: no NaN ever reaches a tracker."""
-        values: dict[str, float] = {"train/groups": self._groups, "train/rows_skipped": self.skipped_rows}
+        values: dict[str, float] = {"train/groups": len(self._groups), "train/rows_skipped": self.skipped_rows}
         if self._rewards:
             values["reward/trained"] = float(np.mean(self._rewards))
         if self._lengths:
             values["rollout/tokens/mean"] = float(np.mean(self._lengths))
-            values["train/tokens"] = self._trained_tokens
+            values["train/tokens"] = sum(int(group.lengths.sum()) for group in self._groups)
         if self._staleness:
             values["staleness/max"] = max(self._staleness)
             values["staleness/mean"] = float(np.mean(self._staleness))
         for phase, seconds in self._seconds.items():
             values[f"train/{phase}/seconds"] = seconds
-        for name, measure in measures.items():
+        for name, measure in merge_measures([measures, *self._measures]).items():
             if measure.reduction in ("max", "min", "sum"):
                 values[name] = measure.value
             elif measure.weight > 0:

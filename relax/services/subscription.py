@@ -4,6 +4,7 @@ A role's columns in `plan.ROLES` say what it needs; here is how it takes them: r
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from relax.bus.row import Subscription
 from relax.core.id import Table
@@ -41,8 +42,15 @@ _SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
 
 def subscriptions(plan: Plan, rollout_lease_s: float) -> list[Subscription]:
     """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts."""
-    found = [subscription for role in plan.roles for subscription in _SUBSCRIPTIONS.get(role, ())]
+    found = [_without_verdict(plan, one) for role in plan.roles for one in _SUBSCRIPTIONS.get(role, ())]
     if plan.samples:
         found.append(Subscription("rollout", Table.group, ("prompt",), lease_s=rollout_lease_s))
     found.append(Subscription(TRAINER, Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
     return found
+
+
+def _without_verdict(plan: Plan, subscription: Subscription) -> Subscription:
+    """A stage without rewards has no verdicts, so nobody waits for one."""
+    if plan.judges:
+        return subscription
+    return replace(subscription, columns=tuple(column for column in subscription.columns if column != "kept"))

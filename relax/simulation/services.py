@@ -31,6 +31,7 @@ from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
 from relax.services.projection import Projection
 from relax.services.publisher import ProbeSource, Publisher
+from relax.services.register import Register
 from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
 from relax.services.stage import Crew, StageSetup, run_stage
@@ -74,7 +75,7 @@ class ServiceRun:
         gate = Gate(self.log, first.groups_per_step, first.max_staleness)
         projection = Projection(self.ledger, self._compute(), lambda: self.log.last_number, lambda step, metrics: None)
         self.projection = projection
-        self.controller = Controller(gate, Account(), projection)
+        self.controller = Controller(gate, Register(Account(), projection))
         self.backend = RecordingBackend(self.random, scenario.nonfinite_rate)
         self.compute = self._compute()
         self.store = WeightStore(keep=2)
@@ -177,7 +178,7 @@ class ServiceRun:
         if self.store.latest != Version(0, first):
             raise Violation("ST7", f"{first} steps were run, the newest version is {self.store.latest}")
         await self.projection.flush()
-        Audit(self.scenario, self.ledger, self.controller.next_number, self.backend.steps).run(
+        Audit(self.scenario, self.ledger, self.controller.register.next_number, self.backend.steps).run(
             self.controller.account.counts()
         )
 

@@ -1,10 +1,12 @@
 """Configuration of environments and rewards. Loads without torch."""
 
+import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from relax.config.base import ComponentConfig
+from relax.config.base import ComponentConfig, Violation, rule
 
 
 class SingleTurnConfig(ComponentConfig):
@@ -55,6 +57,106 @@ class MathVerifyConfig(RewardConfig):
     type: Literal["math_verify"] = "math_verify"
     memory_bytes: int = Field(default=1 << 30, gt=0)
     """Memory that one comparison may use."""
+
+    @property
+    def uses_pool(self) -> bool:
+        return True
+
+
+class MultipleChoiceConfig(RewardConfig):
+    """1 if the last stated answer of the response is the right letter, else 0."""
+
+    type: Literal["multiple_choice"] = "multiple_choice"
+    letters: str = Field(default="ABCDE", min_length=2, max_length=26, pattern="^[A-Z]+$")
+    """The letters that name options, in order."""
+    options: str | None = None
+    """Field of the record that lists the options' texts, in the order of `letters`; then a stated text counts as its letter. null: letters
+    alone."""
+
+    @rule
+    def letters_differ(self) -> Iterator[Violation]:
+        if len(set(self.letters)) < len(self.letters):
+            yield ("letters",), f"is {self.letters!r}, which repeats a letter; name each option once"
+
+
+class RegexConfig(RewardConfig):
+    """1 if the response matches a pattern (and what a group matched equals the reference), else 0. Runs in the process pool."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str = Field(min_length=1)
+    """A Python regular expression."""
+    match: Literal["search", "full"] = "search"
+    """`search` looks for it anywhere, `full` wants the whole response, without white space at its ends, to match."""
+    group: str | PositiveInt | None = None
+    """Name or number of the group that must equal the reference, in the last match that there is; null: that it matches is enough."""
+    ignore_case: bool = False
+    """Letters match in either case, in the pattern and in the comparison."""
+    multiline: bool = False
+    """`^` and `$` match at every line."""
+    dot_all: bool = False
+    """`.` matches the end of a line too."""
+    memory_bytes: int = Field(default=1 << 29, gt=0)
+    """Memory that one match may use."""
+
+    @property
+    def uses_pool(self) -> bool:
+        return True
+
+    @property
+    def flags(self) -> int:
+        """Of the `re` module."""
+        chosen = [(self.ignore_case, re.IGNORECASE), (self.multiline, re.MULTILINE), (self.dot_all, re.DOTALL)]
+        return sum(int(flag) for wanted, flag in chosen if wanted)
+
+    @rule
+    def pattern_is_usable(self) -> Iterator[Violation]:
+        try:
+            pattern = re.compile(self.pattern, self.flags)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield ("pattern",), f"is {self.pattern!r}, which is no regular expression: {error}"
+            return
+        known = set(pattern.groupindex) | set(range(1, pattern.groups + 1))
+        if self.group is not None and self.group not in known:
+            names = ", ".join(map(str, sorted(known, key=str))) or "none"
+            yield ("group",), f"is {self.group!r}, but the pattern has these groups: {names}"
+        if self.group is None and pattern.fullmatch("") is not None:
+            yield (
+                ("pattern",),
+                f"is {self.pattern!r}, which matches an empty text, so that every response would earn the reward; "
+                "demand something, or compare a group with the reference",
+            )
+
+
+class LengthConfig(RewardConfig):
+    """A penalty on long trajectories: 0 up to `budget - buffer` sampled tokens, -1 from `budget` on, falling in between."""
+
+    type: Literal["length"] = "length"
+    budget: PositiveInt
+    """Sampled tokens of the trajectory, all turns together, at which the penalty is whole."""
+    buffer: PositiveInt
+    """Tokens before `budget` over which it grows."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """`linear` (DAPO, arXiv 2503.14476, eq. 13), or half a cosine wave (arXiv 2502.03373, section 3.2), flat at both ends."""
+
+    @rule
+    def buffer_fits_the_budget(self) -> Iterator[Violation]:
+        if self.buffer > self.budget:
+            yield (
+                ("buffer",),
+                f"is {self.buffer}, more than the budget of {self.budget}; set it to {self.budget} or less",
+            )
+
+
+class ReasoningGymConfig(RewardConfig):
+    """What the verifier of the record's own reasoning-gym task says, 0 to 1. Runs in the process pool."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    answer: Literal["tag", "whole"] = "tag"
+    """Judge what stands between the last `<answer>` and `</answer>` (nothing there: 0), or the whole response."""
+    tag: str = Field(default="answer", pattern="^[A-Za-z][A-Za-z0-9_-]*$")
+    """Name of the tag."""
+    memory_bytes: int = Field(default=1 << 30, gt=0)
+    """Memory that one verification may use."""
 
     @property
     def uses_pool(self) -> bool:

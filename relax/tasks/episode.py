@@ -20,6 +20,9 @@ from relax.core.trajectory import EndReason, Trajectory
 from relax.tasks.draft import Draft
 from relax.tasks.foreign import check_messages, check_step, describe, must_pass
 
+_MIN_LOGPROB = -1000.0
+"""Nothing is sampled with a lower one: it is an engine's way of saying that it has none (case D2)."""
+
 
 def request_seed(run_seed: int, key: PromptKey, sibling: int, turn: int) -> int:
     """The seed of one request, from what it is and never from when it comes (DE1): the same again after a retry (AC2)."""
@@ -128,7 +131,7 @@ class _Episode:
         request = GenerateInput(self.draft.token_ids, features or {})
         completion = await self.generate.generate(request, sampling, session)
         _check(completion, sampling, allowed)
-        text = self.renderer.decode(completion.token_ids)
+        text = _said(self.renderer.decode(completion.token_ids), completion, sampling)
         self.draft.sample(completion, text)
         self.said.append(text_message("assistant", text))
         self.unstable += not self.renderer.is_stable(completion.token_ids)
@@ -181,6 +184,16 @@ def _refused(error: DataError) -> TaskError:
     return TaskError(f"environment: its messages cannot be shown to the policy: {error}")
 
 
+def _said(text: str, completion: Completion, sampling: Sampling) -> str:
+    """A completion's text: `text`, up to the first stop string where one ended it. The tokens stay as they were sampled (TK1)."""
+    if completion.stop_reason != "stop" or int(completion.token_ids[-1]) in sampling.stop_ids:
+        return text
+    found = [text.index(string) for string in sampling.stop if string in text]
+    if not found:
+        raise EngineError(f"generation: stopped, but its text holds none of the stop strings {list(sampling.stop)}")
+    return text[: min(found)]
+
+
 def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) -> None:
     """Trust no engine with what will be graded and trained. Raises TaskError for an abort, EngineError for a broken completion."""
     ids = completion.token_ids
@@ -190,10 +203,10 @@ def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) ->
         raise EngineError(f"generation: {len(ids)} tokens, but not as many logprobs, versions and mixed flags")
     if not 0 < len(ids) <= sampling.max_tokens:
         raise EngineError(f"generation: {len(ids)} tokens where 1 to {sampling.max_tokens} were asked for")
-    if completion.stop_reason == "stop" and int(ids[-1]) not in sampling.stop_ids:
+    if completion.stop_reason == "stop" and int(ids[-1]) not in sampling.stop_ids and not sampling.stop:
         raise EngineError(f"generation: stopped at token {int(ids[-1])}, which is no stop id")
-    if not np.isfinite(completion.logprobs).all():
-        raise EngineError("generation: a sampled token has no finite logprob")
+    if not (np.isfinite(completion.logprobs) & (completion.logprobs > _MIN_LOGPROB)).all():
+        raise EngineError("generation: a sampled token has no finite logprob that a token can be sampled with")
     if allowed is not None:
         outside = [int(token) for token in ids if not (0 <= token < len(allowed) and allowed[token])]
         if outside:

@@ -51,6 +51,26 @@ REWARDS = RewardTable(
             "relax.tasks.rewards.math_verify:build_math_verify",
             "the expression equals the reference by math-verify",
         ),
+        "multiple_choice": Entry(
+            "relax.tasks.config:MultipleChoiceConfig",
+            "relax.tasks.rewards.multiple_choice:build_multiple_choice",
+            "the last stated option is the right one",
+        ),
+        "regex": Entry(
+            "relax.tasks.config:RegexConfig",
+            "relax.tasks.rewards.regex:build_regex",
+            "the response matches a pattern, or a group of it equals the reference",
+        ),
+        "length": Entry(
+            "relax.tasks.config:LengthConfig",
+            "relax.tasks.rewards.length:build_length",
+            "a penalty that grows as the sampled tokens come near a budget",
+        ),
+        "reasoning_gym": Entry(
+            "relax.tasks.config:ReasoningGymConfig",
+            "relax.tasks.rewards.reasoning_gym:build_reasoning_gym",
+            "the verifier of the record's own reasoning-gym task",
+        ),
     },
     imported="relax.tasks.config:FunctionConfig",
 )

@@ -3,11 +3,12 @@
 Read by the configuration tree before torch is imported. Each node holds only what its component accepts (K5).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from relax.config.base import ComponentConfig
+from relax.config.base import ComponentConfig, Config, Violation, rule
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -23,6 +24,22 @@ class BackendConfig(ComponentConfig):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
 
+class LoraConfig(Config):
+    """A low-rank adapter beside the frozen model (Hu et al. 2021). It has no dropout: training must score the policy that sampled."""
+
+    rank: PositiveInt = 16
+    """Rank of the two factors of every adapted layer's change."""
+    alpha: PositiveFloat = 32.0
+    """The change is scaled by `alpha / rank`."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all-linear",)
+    """Last names of the linear layers that are adapted, such as `q_proj`; `all-linear`: all but the output layer."""
+
+    @rule
+    def all_linear_stands_alone(self) -> Iterator[Violation]:
+        if "all-linear" in self.targets and len(self.targets) > 1:
+            yield ("targets",), "names 'all-linear' beside other layers; give it alone, or leave it out"
+
+
 class TorchConfig(BackendConfig):
     """One process, one device, float32."""
 
@@ -30,6 +47,20 @@ class TorchConfig(BackendConfig):
     type: str = "torch"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is CUDA where there is a device, else the CPU."""
+    lora: LoraConfig | None = None
+    """Train an adapter instead of the model's own weights (needs the extra `lora`); merged weights are published."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained: `embeddings` (input and output), or patterns of parameter names, such as `model.layers.0.*`."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+
+    @rule
+    def an_adapter_freezes_the_rest(self) -> Iterator[Violation]:
+        if self.lora is not None and self.freeze:
+            yield (
+                ("freeze",),
+                "has no effect with `lora`, which trains nothing of the model itself; leave one of the two out",
+            )
 
 
 class EmulatedConfig(BackendConfig):

@@ -7,6 +7,7 @@ else, so a loaded version can be told from another.
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ from relax.core.error import InvariantError, UserError
 from relax.core.protocol import LossFn
 from relax.core.weight import Tensor
 from relax.training.config import EmulatedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCount:
+    """Core's `Captured`."""
+
+    applied: int
+    stage: int
+
+    def write(self, path: str) -> None:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        (Path(path) / "emulated.json").write_text(json.dumps(asdict(self)))
 
 
 class EmulatedBackend:
@@ -63,9 +76,12 @@ class EmulatedBackend:
 
         return {"emulated.weight": torch.full((self._size,), float(self._applied))}
 
+    def capture(self) -> "CapturedCount":
+        return CapturedCount(self._applied, self._stage)
+
     def save(self, path: str) -> None:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        (Path(path) / "emulated.json").write_text(json.dumps({"applied": self._applied, "stage": self._stage}))
+        """Capture, and write into folder `path` at once."""
+        self.capture().write(path)
 
     def load(self, path: str) -> None:
         file = Path(path) / "emulated.json"

@@ -7,27 +7,41 @@ from collections.abc import Sequence
 
 from relax.core.batch import MicroBatch, Shards, TrainRow
 from relax.core.error import InvariantError
-from relax.core.id import RowId
+from relax.core.id import RowId, parent_of
 
 
-def pack(rows: Sequence[TrainRow], token_budget: int, in_order: bool = False) -> list[MicroBatch]:
+def pack(
+    rows: Sequence[TrainRow], token_budget: int, in_order: bool = False, whole_trajectories: bool = False
+) -> list[MicroBatch]:
     """Micro-batches of at most `token_budget` padded tokens (rows times the longest row); a longer row goes alone.
 
-    Rows are sorted by length, then id, so that little is padding. `in_order` cuts in id order instead (DE2).
+    Rows are sorted by length, then id, so that little is padding. `in_order` cuts in id order instead (DE2). With
+    `whole_trajectories` the rows of a trajectory stay in one micro-batch, for a loss that looks at all of them at once; a
+    trajectory over the budget then goes alone.
     """
     if token_budget < 1:
         raise InvariantError("LO1", f"token_budget is {token_budget}; a micro-batch needs room for at least one token")
-    ordered = sorted(rows, key=lambda row: (0 if in_order else len(row), *id_order(row.id)))
     batches: list[MicroBatch] = []
     current: list[TrainRow] = []
     longest = 0
-    for row in ordered:
-        if current and max(longest, len(row), 1) * (len(current) + 1) > token_budget:
+    for unit in _units(rows, in_order, whole_trajectories):
+        width = max(len(row) for row in unit)
+        if current and max(longest, width, 1) * (len(current) + len(unit)) > token_budget:
             batches.append(tuple(current))
             current, longest = [], 0
-        current.append(row)
-        longest = max(longest, len(row))
+        current += unit
+        longest = max(longest, width)
     return [*batches, tuple(current)] if current else batches
+
+
+def _units(rows: Sequence[TrainRow], in_order: bool, whole_trajectories: bool) -> list[list[TrainRow]]:
+    """What may not be cut apart, in the order of packing: single rows, or the rows of a trajectory by id."""
+    units: dict[RowId, list[TrainRow]] = {}
+    for row in sorted(rows, key=lambda row: id_order(row.id)):
+        units.setdefault((parent_of(row.id) or row.id) if whole_trajectories else row.id, []).append(row)
+    if in_order:
+        return list(units.values())
+    return sorted(units.values(), key=lambda unit: (max(len(row) for row in unit), *id_order(unit[0].id)))
 
 
 def split(batches: Sequence[MicroBatch], replicas: int) -> Shards:

@@ -1,13 +1,14 @@
 """What a torch backend writes and reads back: model, optimizer, counters, random state (RR3, RR4).
 
-Called by `TorchBackend.save` and `load`. Only JSON and safetensors, no pickle (SE2). Everything is read and checked before
-anything is changed, so a refused load leaves the backend as it was.
+Called by `TorchBackend.capture` and `load`. Capturing copies to CPU memory between two steps; writing happens at leisure, on any
+thread. Only JSON and safetensors, no pickle (SE2). Everything is read and checked before anything is changed, so a refused
+load leaves the backend as it was.
 """
 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from relax.core.error import UserError
-from relax.model.load import load_model
-from relax.model.name import published_tensors
+from relax.training.file import quiet_saving
+from relax.training.trained import CapturedModel
 
 FORMAT = 1
 TOKENIZER_FILES = (
@@ -54,13 +55,14 @@ class StageSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTraining:
+class TrainingState:
     """Everything but the model. `values` are an optimizer's plain numbers by parameter; `tensors` its tensors, by parameter."""
 
+    settings: StageSettings
     counters: Counters
     values: Mapping[str, Mapping[str, Any]]
     tensors: Mapping[str, Mapping[str, Tensor]]
-    random: Mapping[str, Tensor] = field(default_factory=dict)
+    random: Mapping[str, Tensor]
 
     def restore(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
         """Put state and random generators back; torch places each tensor where this optimizer wants it."""
@@ -71,52 +73,69 @@ class SavedTraining:
         if "cuda" in self.random and torch.cuda.is_available():
             torch.cuda.set_rng_state(self.random["cuda"])
 
+    def write(self, folder: Path) -> None:
+        """Into `folder/training`. Raises OSError when the disk does not take it."""
+        home = folder / "training"
+        home.mkdir(parents=True, exist_ok=True)
+        document = {
+            "format": FORMAT,
+            "settings": asdict(self.settings),
+            "counters": asdict(self.counters),
+            "optimizer": {name: dict(values) for name, values in self.values.items()},
+        }
+        (home / "state.json").write_text(json.dumps(document, indent=1))
+        flat = {f"random/{name}": value for name, value in self.random.items()}
+        flat |= {f"optimizer/{key}/{name}": value for name, held in self.tensors.items() for key, value in held.items()}
+        with quiet_saving("the optimizer", home):
+            save_file(flat, home / "state.safetensors")
 
-def save_model(model: Any, tokenizer_path: Path | None, folder: Path) -> None:
-    """`save_pretrained` plus the tokenizer's files. Raises OSError when the disk does not take them."""
-    _silence_progress_bars()
-    try:
-        model.save_pretrained(folder)
-    except SafetensorError as error:  # how a full disk looks from there
-        raise OSError(f"cannot write the model into {folder}: {error}") from error
-    if tokenizer_path is None:
-        return
-    for source in sorted(file for pattern in TOKENIZER_FILES for file in tokenizer_path.glob(pattern)):
-        shutil.copyfile(source, folder / source.name)
+
+@dataclass(frozen=True, slots=True)
+class CapturedBackend:
+    """Core's `Captured`: a private copy of all that a torch backend needs to go on."""
+
+    model: CapturedModel
+    training: TrainingState
+    tokenizer_path: Path | None
+
+    def write(self, path: str) -> None:
+        """Into folder `path`: the model as other tools read it, the tokenizer's files, and `training/` with everything else.
+
+        May run on any thread. Raises OSError when the disk does not take it.
+        """
+        folder = Path(path)
+        self.model.write(folder)
+        self.training.write(folder)
+        if self.tokenizer_path is not None:
+            sources = (file for pattern in TOKENIZER_FILES for file in self.tokenizer_path.glob(pattern))
+            for source in sorted(sources):
+                shutil.copyfile(source, folder / source.name)
 
 
-def save_training(
+def capture_training(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
     settings: StageSettings,
     counters: Counters,
-    folder: Path,
-) -> None:
-    """Optimizer, schedule position, counters and random state. Raises OSError when the disk does not take them."""
-    tensors = {"random/cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors["random/cuda"] = torch.cuda.get_rng_state()
+) -> TrainingState:
+    """A copy of optimizer, schedule position, counters and random state in CPU memory."""
     values: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         if parameter not in optimizer.state:
             continue
         held = optimizer.state[parameter]
         values[name] = {key: value for key, value in held.items() if not isinstance(value, Tensor)}
-        for key, value in held.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer/{key}/{name}"] = value.detach().contiguous()
-    home = folder / "training"
-    home.mkdir(parents=True, exist_ok=True)
-    document = {"format": FORMAT, "settings": asdict(settings), "counters": asdict(counters), "optimizer": values}
-    (home / "state.json").write_text(json.dumps(document, indent=1))
-    try:
-        save_file(tensors, home / "state.safetensors")
-    except SafetensorError as error:
-        raise OSError(f"cannot write the optimizer into {home}: {error}") from error
+        copies = {key: value.detach().to("cpu", copy=True) for key, value in held.items() if isinstance(value, Tensor)}
+        tensors[name] = {key: value.contiguous() for key, value in copies.items()}
+    random = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        random["cuda"] = torch.cuda.get_rng_state()
+    return TrainingState(settings, Counters(**asdict(counters)), values, tensors, random)
 
 
-def read_training(folder: Path, settings: StageSettings, parameters: Mapping[str, nn.Parameter]) -> SavedTraining:
-    """What `save_training` wrote. Raises UserError when it is missing, damaged, or of another optimizer or model."""
+def read_training(folder: Path, settings: StageSettings, parameters: Mapping[str, nn.Parameter]) -> TrainingState:
+    """What `TrainingState.write` wrote. Raises UserError when it is missing, damaged, or of another optimizer or model."""
     home = folder / "training"
     try:
         document = json.loads((home / "state.json").read_text())
@@ -131,49 +150,28 @@ def read_training(folder: Path, settings: StageSettings, parameters: Mapping[str
             f"{folder} was saved with optimizer {have!r}, this run has {want!r}; set training.optimizer.type: {have}, "
             f"or start a new run with model.path: {folder}"
         )
-    strangers = sorted(set(document["optimizer"]) - set(parameters))
-    if strangers or (document["optimizer"] and len(document["optimizer"]) != len(parameters)):
-        raise UserError(f"the optimizer in {folder} belongs to another model: parameters differ ({strangers[:3]} ...)")
+    _check_parameters(folder, set(document["optimizer"]), set(parameters))
     tensors: dict[str, dict[str, Tensor]] = {}
     for path, value in flat.items():
         if path.startswith("optimizer/"):
             _, key, name = path.split("/", 2)
             tensors.setdefault(name, {})[key] = value
     random = {path.removeprefix("random/"): value for path, value in flat.items() if path.startswith("random/")}
-    return SavedTraining(Counters(**document["counters"]), document["optimizer"], tensors, random)
+    return TrainingState(
+        StageSettings(**document["settings"]), Counters(**document["counters"]), document["optimizer"], tensors, random
+    )
 
 
-def load_model_into(model: Any, folder: Path) -> None:
-    """Copy the weights in `folder` into the tensors that the model already has, so that every binding to them stays.
-
-    Raises UserError when they are of another architecture, or names, shapes or dtypes differ.
-    """
-    config_path = folder / "config.json"
-    kind = json.loads(config_path.read_text()).get("model_type") if config_path.is_file() else None
-    if kind != model.config.model_type:
-        raise UserError(f"{folder} holds a model of type {kind!r}, this run has {model.config.model_type!r}")
-    _silence_progress_bars()
-    # Through the model's own loader, because names on disk need not be names in memory (fused experts).
-    loaded = published_tensors(load_model(folder, "pretrained", "float32"))
-    own = published_tensors(model)
-    problems = [f"{name} is only in one of them" for name in sorted(set(loaded) ^ set(own))]
-    problems += [
-        f"{name} is {tuple(loaded[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in sorted(set(loaded) & set(own))
-        if loaded[name].shape != own[name].shape
-    ]
-    if problems:
-        raise UserError(f"the model in {folder} is not the one of this run: {'; '.join(problems[:3])}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(loaded[name])
-
-
-def _silence_progress_bars() -> None:
-    """A bar per checkpoint would run through the run's own progress display."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+def _check_parameters(folder: Path, saved: set[str], trained: set[str]) -> None:
+    """An optimizer that has made a step holds a state for every parameter that it trains."""
+    if not saved or saved == trained:
+        return
+    only = sorted(saved ^ trained)
+    raise UserError(
+        f"the optimizer in {folder} belongs to another model: {len(only)} parameters are trained in only one of them "
+        f"({', '.join(only[:3])}); give the model, training.backend.freeze and training.backend.lora as they were, or start a new "
+        f"run with model.path: {folder}"
+    )
 
 
 def _listed(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The single-process training backend: any Hugging Face causal language model, float32, one device.
+"""The single-process training backend: any Hugging Face causal language model, float32, one device; whole or by an adapter.
 
 Owned by a trainer or reference role, called on that role's compute thread only. Gradients are unnormalised sums until
 `optim_step` (LO2); a step that is empty or not finite leaves model, optimizer and schedule exactly as they were (LO4, LO6).
@@ -17,21 +17,24 @@ from relax.core.batch import ForwardBackward, Measure, MicroBatch, Shards, StepR
 from relax.core.completion import Floats
 from relax.core.error import InvariantError, UserError
 from relax.core.protocol import LossFn, LossInput
-from relax.model.name import published_tensors
+from relax.model.source import ModelOrigin
 from relax.model.vocabulary import Vocabulary
 from relax.training import state
 from relax.training.config import TorchConfig
 from relax.training.forward import Policy
 from relax.training.padding import PaddedBatch, pad_batch, unpad
+from relax.training.recompute import recompute_activations
 from relax.training.schedule import Schedule
 from relax.training.table import OPTIMIZERS, SCHEDULES
+from relax.training.trained import build_trained
 
 
 class TorchBackend:
     """A `TrainBackend`. `temperature` is the rollout's (TK5); `grad_clip` bounds the global norm of the scaled gradient.
 
-    `model` is moved to the configured device and trained in place. `tokenizer_path` is a folder whose tokenizer files go into
-    every save. `deterministic` uses torch's deterministic kernels in the whole process and insists on one thread (DE2).
+    `model` is moved to the configured device and trained in place, or shared with an adapter (`lora`). `base` is what it takes to
+    load it again. `tokenizer_path` is a folder whose tokenizer files go into every capture. `deterministic` uses torch's
+    deterministic kernels in the whole process and insists on one thread (DE2).
     """
 
     num_replicas = 1
@@ -45,13 +48,16 @@ class TorchBackend:
         grad_clip: float | None = 1.0,
         deterministic: bool = False,
         tokenizer_path: Path | None = None,
+        base: ModelOrigin | None = None,
     ) -> None:
         device = _device(config)
-        self._model: Any = model.to(device)
+        self._trained = build_trained(config, model.to(device), base or ModelOrigin(model.name_or_path))
+        if config.activation_checkpointing:
+            recompute_activations(self._trained.model)
         self._device = device
         self._pad_id = vocabulary.pad_id
-        self._policy = Policy(self._model, torch.tensor(vocabulary.allowed, device=device), temperature)
-        self._parameters = _trained_parameters(self._model)
+        self._policy = Policy(self._trained.model, torch.tensor(vocabulary.allowed, device=device), temperature)
+        self._parameters = _trained_parameters(self._trained.model)
         self._grad_clip = grad_clip
         self._deterministic = deterministic
         self._tokenizer_path = tokenizer_path
@@ -102,6 +108,8 @@ class TorchBackend:
         applied = finite and normalizer > 0
         if applied:
             optimizer.step()
+        if applied and norm > 0 and rate > 0:
+            self._trained.applied()
         self._counters.count(applied, finite)
         self._clear()
         return StepReport(applied, norm if finite else math.nan, rate, finite)
@@ -113,27 +121,27 @@ class TorchBackend:
             return [[unpad(self._policy.logprobs(self._pad(batch, ()))[0], batch) for batch in batches]]
 
     def export(self) -> Mapping[str, Tensor]:
-        """The live tensors under their published names, on the training device; they change with the next step."""
-        return published_tensors(self._model)
+        """The weights under their published names, on the training device; those that are trained in place change with the next step."""
+        return self._trained.export()
+
+    def capture(self) -> state.CapturedBackend:
+        """A copy in CPU memory of all that `load` needs; call it between steps, for gradients are not in it."""
+        training = state.capture_training(self._begun(), self._parameters, self._settings, self._counters)
+        return state.CapturedBackend(self._trained.capture(), training, self._tokenizer_path)
 
     def save(self, path: str) -> None:
-        """Into folder `path`: the model as `save_pretrained`, the tokenizer's files, and `training/` with everything else.
-
-        Gradients are not saved: call it between steps.
-        """
-        folder = Path(path)
-        state.save_model(self._model, self._tokenizer_path, folder)
-        state.save_training(self._begun(), self._parameters, self._settings, self._counters, folder)
+        """Capture, and write into folder `path` at once."""
+        self.capture().write(path)
 
     def load(self, path: str) -> None:
-        """Go on exactly where `save` left off; call `begin` first, with the stage's nodes.
+        """Go on exactly where `capture` left off; call `begin` first, with the stage's nodes.
 
         Raises UserError, with this backend unchanged, when the folder holds another model or another optimizer.
         """
         folder = Path(path)
         optimizer = self._begun()
         saved = state.read_training(folder, self._settings, self._parameters)
-        state.load_model_into(self._model, folder)
+        self._trained.load(folder)
         saved.restore(optimizer, self._parameters)
         self._counters = saved.counters
         self._clear()

@@ -7,11 +7,12 @@ import torch
 from relax.algorithms.gap import GapByAge
 from relax.algorithms.loss import PolicyLoss
 from relax.algorithms.measure import MEASURES, gap_name
+from relax.algorithms.policy_loss import Clip, TokenObjective
 from relax.algorithms.supervised import SupervisedLoss
 from relax.core.batch import Measure
 from relax.core.protocol import LossInput
 
-INNER = PolicyLoss(0.2, 0.28)
+INNER = PolicyLoss(TokenObjective(Clip(0.2, 0.28)))
 
 
 def batch() -> LossInput:

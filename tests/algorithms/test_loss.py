@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relax.algorithms.config import GrpoConfig
-from relax.algorithms.loss import PolicyLoss, build_policy_loss
+from relax.algorithms.correction import StepWeights, TokenWeights
+from relax.algorithms.grpo import build_grpo
+from relax.algorithms.loss import PolicyLoss
+from relax.algorithms.policy_loss import Clip, TokenObjective
 from relax.core.batch import Measure
 from relax.core.protocol import LossInput
 
-PLAIN = PolicyLoss(clip_low=0.2, clip_high=0.28)
+PLAIN = PolicyLoss(TokenObjective(Clip(0.2, 0.28)))
+DUAL = PolicyLoss(TokenObjective(Clip(0.2, 0.28, 3.0)))
 
 
 def batch_of(logprobs: list[float], weights: list[float] | None = None, **columns: list[float]) -> LossInput:
@@ -32,16 +36,19 @@ def naive(loss: PolicyLoss, batch: LossInput) -> Tensor:
     assert batch.entropy_BT is not None
     for row, column in batch.mask_BT.nonzero().tolist():
         logprob = batch.logprobs_BT[row, column]
-        behaviour, advantage, reference = (
-            batch.columns[name][row, column] for name in ("behaviour_logprobs", "advantages", "reference_logprobs")
-        )
-        old = behaviour if loss.old_logprobs == "rollout" else logprob.detach()
+        names = ("behaviour_logprobs", "advantages", "reference_logprobs", "old_logprobs", "importance_weights")
+        behaviour, advantage, reference, recomputed, weight = (batch.columns[name][row, column] for name in names)
+        old = {"rollout": behaviour, "current": logprob.detach(), "recomputed": recomputed}[loss.old_logprobs]
         ratio = (logprob - old).exp()
-        objective = torch.minimum(ratio * advantage, ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high) * advantage)
-        if loss.clip_ratio_negative is not None and advantage < 0:
-            objective = torch.maximum(objective, loss.clip_ratio_negative * advantage)
-        if loss.importance_cap is not None:
-            objective = objective * (logprob - behaviour).exp().clamp(max=loss.importance_cap).detach()
+        assert isinstance(loss.objective, TokenObjective)
+        clip = loss.objective.clip
+        objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip.low, 1 + clip.high) * advantage)
+        if clip.ratio_negative is not None and advantage < 0:
+            objective = torch.maximum(objective, clip.ratio_negative * advantage)
+        if isinstance(loss.weigher, TokenWeights):
+            objective = objective * (old - behaviour).exp().clamp(max=loss.weigher.cap).detach()
+        if isinstance(loss.weigher, StepWeights):
+            objective = objective * weight
         log_r = reference - logprob
         kl = {"k1": -log_r, "k2": log_r**2 / 2, "k3": log_r.exp() - 1 - log_r}[loss.kl_estimator]
         token = -objective + loss.kl_weight * kl - loss.entropy_weight * batch.entropy_BT[row, column]
@@ -51,11 +58,12 @@ def naive(loss: PolicyLoss, batch: LossInput) -> Tensor:
 
 LOSSES = st.builds(
     PolicyLoss,
-    clip_low=st.floats(0.05, 0.9),
-    clip_high=st.floats(0.05, 0.9),
-    clip_ratio_negative=st.none() | st.floats(1.1, 3),
-    old_logprobs=st.sampled_from(["rollout", "current"]),
-    importance_cap=st.none() | st.floats(1, 3),
+    objective=st.builds(
+        TokenObjective,
+        st.builds(Clip, st.floats(0.05, 0.9), st.floats(0.05, 0.9), st.none() | st.floats(1.1, 3)),
+    ),
+    old_logprobs=st.sampled_from(["rollout", "current", "recomputed"]),
+    weigher=st.none() | st.builds(TokenWeights, st.floats(1, 3)) | st.just(StepWeights()),
     kl_weight=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(["k1", "k2", "k3"]),
     entropy_weight=st.sampled_from([0.0, 0.05]),
@@ -76,6 +84,8 @@ def test_loss_and_gradient_equal_the_naive_formula(loss: PolicyLoss, seed: int) 
         "behaviour_logprobs": logprobs.detach() + 0.5 * normal(),
         "reference_logprobs": logprobs.detach() + 0.5 * normal(),
         "advantages": normal(),
+        "old_logprobs": logprobs.detach() + 0.5 * normal(),
+        "importance_weights": normal().abs(),
     }
     batch = LossInput(logprobs, normal() > 0, normal().abs(), columns, entropy_BT=logits**2)
     output = loss(batch)
@@ -111,9 +121,8 @@ def measured(measures: Any) -> dict[str, float]:
 
 def test_rule_lo7_measures_by_hand() -> None:
     ratios, weights, advantages = [1.5, 0.5, 4.0, 1.0], [1.0, 1.0, 1.0, 3.0], [1.0, -1.0, -1.0, 2.0]
-    loss = replace(PLAIN, clip_ratio_negative=3.0)
     behaviour = [-2.0 - math.log(ratio) for ratio in ratios]
-    output = loss(batch_of([-2.0] * 4, weights, advantages=advantages, behaviour_logprobs=behaviour))
+    output = DUAL(batch_of([-2.0] * 4, weights, advantages=advantages, behaviour_logprobs=behaviour))
     gaps = [abs(math.log(ratio)) for ratio in ratios]
     k3 = [(ratio - 1) - math.log(ratio) for ratio in ratios]
     assert measured(output.measures) == pytest.approx(
@@ -134,7 +143,7 @@ def test_rule_lo7_measures_by_hand() -> None:
 
 
 def test_rule_lo7_terms_that_are_in_the_loss_are_measured() -> None:
-    loss = replace(PLAIN, old_logprobs="current", importance_cap=2.0, kl_weight=0.1, entropy_weight=0.01)
+    loss = replace(PLAIN, old_logprobs="current", weigher=TokenWeights(2.0), kl_weight=0.1, entropy_weight=0.01)
     columns = {"advantages": [1.0, 1.0], "behaviour_logprobs": [-2.0, -1.0], "reference_logprobs": [-1.0, -1.5]}
     batch = replace_entropy(batch_of([-1.0, -1.0], **columns), [0.3, 0.5])
     values = measured(loss(batch).measures)
@@ -150,11 +159,24 @@ def replace_entropy(batch: LossInput, entropy: list[float]) -> LossInput:
     return replace(batch, entropy_BT=torch.tensor([entropy], dtype=torch.float64))
 
 
-def test_a_needless_column_is_not_asked_for() -> None:
-    assert PLAIN.columns == ("advantages", "behaviour_logprobs")
-    assert replace(PLAIN, kl_weight=0.1).columns == ("advantages", "behaviour_logprobs", "reference_logprobs")
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({}, ()),
+        ({"kl_weight": 0.1}, ("reference_logprobs",)),
+        ({"old_logprobs": "recomputed"}, ("old_logprobs",)),
+        ({"weigher": TokenWeights(2.0)}, ()),
+        ({"weigher": StepWeights()}, ("importance_weights",)),
+    ],
+)
+def test_a_needless_column_is_not_asked_for(changes: dict[str, Any], more: tuple[str, ...]) -> None:
+    assert replace(PLAIN, **changes).columns == ("advantages", "behaviour_logprobs", *more)
+
+
+def test_entropy_and_another_advantage_column_are_asked_for_by_option() -> None:
     assert not PLAIN.needs_entropy
     assert replace(PLAIN, entropy_weight=0.1).needs_entropy
+    assert replace(PLAIN, advantages="whitened_advantages").columns[0] == "whitened_advantages"
 
 
 def test_the_loss_takes_every_field_of_its_node() -> None:
@@ -168,8 +190,9 @@ def test_the_loss_takes_every_field_of_its_node() -> None:
         "kl_estimator": "k2",
         "entropy_weight": 0.02,
     }
-    loss = build_policy_loss(GrpoConfig.model_validate(fields))
-    assert loss == PolicyLoss(0.1, 0.3, 4.0, "current", 5.0, 0.01, "k2", 0.02)
+    loss = build_grpo(GrpoConfig.model_validate(fields)).loss
+    objective = TokenObjective(Clip(0.1, 0.3, 4.0))
+    assert loss == PolicyLoss(objective, "current", TokenWeights(5.0), "advantages", 0.01, "k2", 0.02)
 
 
 def test_a_ratio_of_1e30_is_finite_in_loss_gradient_and_measures() -> None:

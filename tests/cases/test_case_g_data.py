@@ -1,14 +1,25 @@
 """Cases of section G (data), and F3 as far as records are concerned."""
 
 import json
+import math
 
 import pytest
 from pydantic import ValidationError
 
 from relax.core.error import DataError
+from relax.data.mixture import Mixture
 from relax.data.quarantine import Quarantine
 from relax.data.stream import PromptRules, read_prompts
-from tests.data.toy import bpe_tokenizer, char_renderer, problems, renderer_of, source_config, stream_of, write_lines
+from tests.data.toy import (
+    bpe_tokenizer,
+    char_renderer,
+    problems,
+    renderer_of,
+    source_config,
+    stream_of,
+    write_lines,
+    write_parquet,
+)
 
 
 def read(config, quarantine=None, renderer=None, **options):
@@ -19,6 +30,86 @@ def read(config, quarantine=None, renderer=None, **options):
         quarantine=quarantine or Quarantine(),
         **options,
     )
+
+
+def columnar(kind, folder, records, **values):
+    """Records stored in columns, by `kind` of source."""
+    if kind == "parquet":
+        return source_config(type=kind, path=str(write_parquet(folder / "a.parquet", records)), **values)
+    import datasets
+
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    datasets.Dataset.from_list([{key: record.get(key) for key in keys} for record in records]).save_to_disk(
+        folder / "saved"
+    )
+    return source_config(type=kind, path=str(folder / "saved"), **values)
+
+
+IMAGE = {"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What?"}]}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_case_g1_what_is_refused_in_between_changes_no_order(tmp_path, kind):
+    """Mixed with images, which a text model cannot read, the text keeps its order and its numbers."""
+    text = [{"role": "user", "content": [{"type": "text", "text": f"{number}+0="}]} for number in range(9)]
+    records = [
+        {"messages": [IMAGE if number % 3 == 1 else text[number]], "reference": str(number)} for number in range(9)
+    ]
+    write = {"jsonl": lambda path: write_lines(path, *records), "parquet": lambda path: write_parquet(path, records)}
+    config = source_config(type=kind, path=str(write[kind](tmp_path / f"a.{kind}")), shuffle=False)
+    quarantine = Quarantine()
+    prompts = read(config, quarantine)
+    assert [prompt.key.record for prompt in prompts] == [0, 2, 3, 5, 6, 8]
+    assert [prompt.messages[0].text for prompt in prompts] == [f"{number}+0=" for number in (0, 2, 3, 5, 6, 8)]
+    assert quarantine.reasons("toy") == {"unsupported part": 3}
+    stream = stream_of(config)
+    assert [next(stream).key.record for _ in range(8)] == [0, 2, 3, 5, 6, 8, 0, 2]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "datasets"])
+def test_case_g3_columns_add_no_keys_to_records_and_lose_none(tmp_path, kind):
+    """A struct of columns has the keys of all rows: those of other rows come back as null, also in messages."""
+    records = [
+        {"messages": [{"role": "user", "content": "1"}], "reference": "1", "extra_info": {"a": 1}},
+        {
+            "messages": [{"role": "user", "content": "2", "name": None}, *[{"role": "tool", "content": "3"}] * 2],
+            "reference": "2",
+            "extra_info": {"b": {"c": [1, None], "d": None}},
+            "level": 7,
+        },
+        {"messages": [{"role": "user", "content": "3"}], "reference": "3", "extra_info": None},
+        {"messages": [{"role": "user", "content": "4"}], "reference": "4", "extra_info": {"b": {"d": 2.0}}},
+    ]
+    prompts = read(columnar(kind, tmp_path, records))
+    assert [prompt.metadata for prompt in prompts] == [
+        {"a": 1},
+        {"b": {"c": [1, None]}, "level": 7},
+        {},
+        {"b": {"d": 2.0}},
+    ]
+    assert [len(prompt.messages) for prompt in prompts] == [1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "datasets"])
+def test_case_g3_nan_and_null_in_columns_are_absent(tmp_path, kind):
+    records = [
+        {"prompt": "1", "reference": 1.5, "extra_info": {"score": math.nan}},
+        {"prompt": "2", "reference": math.nan, "extra_info": {"score": 1.0}},
+        {"prompt": "3", "reference": None, "extra_info": {"score": 1.0}},
+        {"prompt": None, "reference": 1.0, "extra_info": {"score": 1.0}},
+    ]
+    quarantine = Quarantine()
+    [prompt] = read(columnar(kind, tmp_path, records, reference_type="number"), quarantine)
+    assert (prompt.reference, prompt.metadata) == (1.5, {"score": None})
+    assert quarantine.reasons("toy") == {"missing field": 3}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "datasets"])
+def test_case_g3_a_key_that_the_file_lost_is_told_at_the_start(tmp_path, kind):
+    """A writer that takes its columns from the first row drops the others: the source says what is left."""
+    config = columnar(kind, tmp_path, [{"prompt": "1"}, {"prompt": "2"}])
+    with pytest.raises(DataError, match=r"'toy': .* has no column 'reference'; it has prompt;"):
+        read(config)
 
 
 @pytest.mark.parametrize("line", ["{}", '{"extra_info": null}', '{"extra_info": NaN}'])
@@ -50,6 +141,31 @@ def test_case_g5_json_and_jsonl_files_folders_and_patterns(tmp_path, given):
     assert [prompt.key.record for prompt in prompts] == list(range(len(prompts)))
 
 
+@pytest.mark.parametrize(
+    "given", ["set", "set/*.parquet", "**/*.parquet", "set/a.parquet"], ids=["folder", "pattern", "deep", "file"]
+)
+def test_case_g5_parquet_files_folders_and_patterns(tmp_path, given):
+    (tmp_path / "set").mkdir()
+    for name, records in (("b", problems(4)[2:]), ("a", problems(2))):
+        write_parquet(tmp_path / "set" / f"{name}.parquet", records)
+    (tmp_path / "set" / "_SUCCESS").write_text("")
+    prompts = read(source_config(type="parquet", path=str(tmp_path / given)))
+    assert "".join(prompt.reference for prompt in prompts) == ("01" if given.endswith("a.parquet") else "0123")
+
+
+def test_case_g6_a_source_smaller_than_its_share_goes_round_on_its_own(tmp_path):
+    """One record beside seven, at equal weights: each goes through its passes, and no prompt comes twice."""
+    configs = [
+        source_config(name=name, path=str(write_lines(tmp_path / f"{name}.jsonl", *problems(count))))
+        for name, count in (("one", 1), ("seven", 7))
+    ]
+    mixture = Mixture({config.name: stream_of(config) for config in configs}, {"one": 1, "seven": 1})
+    keys = [next(mixture).key for _ in range(28)]
+    assert [key.pass_number for key in keys if key.source == "one"] == list(range(14))
+    assert [key.pass_number for key in keys if key.source == "seven"] == [0] * 7 + [1] * 7
+    assert len(set(keys)) == 28
+
+
 def test_case_g6_a_data_set_smaller_than_a_batch_goes_round(tmp_path):
     config = source_config(path=str(write_lines(tmp_path / "a.jsonl", *problems(3))))
     stream = stream_of(config)
@@ -62,6 +178,20 @@ def test_case_g6_a_data_set_smaller_than_a_batch_goes_round(tmp_path):
 def test_case_g8_an_unknown_source_key_is_refused():
     with pytest.raises(ValidationError, match="reference_kee"):
         source_config(path="a.jsonl", reference_kee="answer")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"type": "parquet", "path": "a.parquet", "colums": ["a"]}, "colums"),
+        ({"type": "datasets", "path": "a", "splt": "train"}, "splt"),
+        ({"type": "reasoning_gym", "dataset": "leg_counting", "sise": 3}, "sise"),
+        ({"path": "a.jsonl", "max_samples": 3}, "max_samples"),
+    ],
+)
+def test_case_g8_no_source_ignores_a_key(values, message):
+    with pytest.raises(ValidationError, match=message):
+        source_config(**values)
 
 
 def test_case_g8_a_mapped_key_that_no_record_has_is_told_with_a_suggestion(tmp_path):
@@ -86,6 +216,16 @@ def test_case_g9_typed_handling_of_prompt_and_label(tmp_path):
     assert quarantine.reasons("toy") == {"missing field": 2, "mistyped reference": 2}
     assert [p.reference for p in read(source_config(path=path, reference_type="number"))] == [7]
     assert [p.reference for p in read(source_config(path=path, reference_type="json"))] == [7, "7 km", True, [7]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "datasets"])
+def test_case_g9_labels_keep_the_type_of_their_column(tmp_path, kind):
+    records = [{"prompt": "1", "reference": 7}, {"prompt": "2", "reference": None}]
+    assert [p.reference for p in read(columnar(kind, tmp_path, records))] == ["7"]
+    (tmp_path / "numbers").mkdir()
+    config = columnar(kind, tmp_path / "numbers", records, reference_type="number")
+    [prompt] = read(config)
+    assert (prompt.reference, type(prompt.reference)) == (7, int)
 
 
 def test_case_g9_characters_that_the_tokenizer_drops_are_refused(tmp_path):

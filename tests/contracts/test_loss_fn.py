@@ -1,4 +1,4 @@
-"""The contract of `LossFn`, run on every loss that relax ships: a new loss is one more line in LOSSES."""
+"""The contract of `LossFn`, run on the loss of every algorithm in the table, and on options of theirs (OPTIONS)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relax.algorithms.aggregate import build_aggregate
-from relax.algorithms.config import AlgorithmConfig, DapoConfig, GrpoConfig
-from relax.algorithms.dapo import build_dapo
+from relax.algorithms.config import AlgorithmConfig, GrpoConfig
 from relax.algorithms.gap import GapByAge
 from relax.algorithms.grpo import build_grpo
 from relax.algorithms.measure import MEASURES
-from relax.algorithms.supervised import SupervisedLoss
+from relax.algorithms.table import ALGORITHMS
 from relax.core.batch import merge_measures
 from relax.core.column import COLUMNS
 from relax.core.protocol import LossFn, LossInput, LossOutput
@@ -28,17 +27,22 @@ def grpo(**fields: Any) -> LossFn:
     return build_grpo(GrpoConfig.model_validate(fields)).loss
 
 
-LOSSES: dict[str, LossFn] = {
-    "grpo": grpo(),
+def default(name: str) -> LossFn:
+    loss: LossFn = ALGORITHMS.component(name)(ALGORITHMS.config_class(name)(type=name)).loss
+    return loss
+
+
+OPTIONS: dict[str, LossFn] = {
     "grpo-current": grpo(old_logprobs="current"),
     "grpo-truncated": grpo(old_logprobs="current", correction={"type": "token_truncated"}),
+    "grpo-sequence-truncated": grpo(old_logprobs="current", correction={"type": "sequence_truncated"}),
+    "grpo-recomputed": grpo(old_logprobs="recomputed"),
     "grpo-dual-clip": grpo(clip_ratio_negative=1.5),
     "grpo-kl-entropy": grpo(kl_weight=0.1, entropy_weight=0.01),
     "grpo-k3-plus": grpo(kl_weight=0.1, kl_estimator="k3+"),
-    "dapo": build_dapo(DapoConfig()).loss,
-    "supervised": SupervisedLoss(),
     "gap-by-age": GapByAge(grpo(), step=3),
 }
+LOSSES: dict[str, LossFn] = {name: default(name) for name in ALGORITHMS.entries} | OPTIONS
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
@@ -60,12 +64,18 @@ def make_rows(seed: int, lengths: tuple[int, ...] = (4, 1, 7, 3)) -> list[Row]:
         return torch.randn(length, generator=generator, dtype=torch.float64)
 
     rows = []
-    for length in lengths:
+    for number, length in enumerate(lengths):
         logprobs = normal(length) - 2
         columns = {
             "advantages": normal(length),
             "behaviour_logprobs": logprobs + 0.4 * normal(length),
             "reference_logprobs": logprobs + 0.4 * normal(length),
+            "old_logprobs": logprobs + 0.4 * normal(length),
+            "whitened_advantages": normal(length),
+            "importance_weights": normal(length).abs(),
+            "preference_weights": normal(length),
+            "preference_losses": normal(length).abs(),
+            "trajectory_number": torch.full((length,), float(number), dtype=torch.float64),
             "versions": torch.randint(0, 4, (length,), generator=generator).double(),
         }
         mask = normal(length) > -0.5

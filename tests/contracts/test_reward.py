@@ -1,6 +1,7 @@
-"""What every Reward does: the shipped ones, built from their default configuration by the table."""
+"""What every Reward does: the shipped ones, built by the table."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,16 +14,52 @@ from relax.runtime.pool import ProcessPool
 from relax.tasks.table import REWARDS
 
 
-@pytest.fixture(params=sorted(REWARDS.entries))
-async def reward(request: pytest.FixtureRequest) -> AsyncIterator[Reward]:
+GYM = {"dataset": "basic_arithmetic", "entry": {"question": "6*7", "answer": "42", "metadata": {"difficulty": {}}}}
+
+
+@dataclass(frozen=True)
+class Example:
+    """Settings a reward needs, what it compares with, what is right and wrong."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    references: tuple[Any, ...] = ("42", 42)
+    right: str = "42"
+    wrong: str = "43"
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+EXAMPLES = {
+    "multiple_choice": Example(references=("B", "(B)", 1), right="Answer: B", wrong="Answer: A"),
+    "regex": Example({"pattern": r"(\d+)", "group": 1}),
+    "reasoning_gym": Example(
+        {"answer": "whole"}, right="42", wrong="43", metadata={"reasoning_gym": GYM}, references=("42",)
+    ),
+}
+"""Of rewards that the usual example does not fit."""
+JUDGES = sorted(set(REWARDS.entries) - {"length"})
+"""Rewards that compare an answer with a reference; `length` reads neither."""
+
+
+@pytest.fixture
+def example(name: str) -> Example:
+    return EXAMPLES.get(name, Example())
+
+
+@pytest.fixture(params=JUDGES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def reward(name: str, example: Example) -> AsyncIterator[Reward]:
     pool = ProcessPool()
-    config = REWARDS.config_class(request.param)(type=request.param)
-    yield REWARDS.component(request.param)(config, pool=pool)
+    config = REWARDS.config_class(name)(type=name, **example.settings)
+    yield REWARDS.component(name)(config, pool=pool)
     await pool.close()
 
 
-def _prompt(reference: Any) -> Prompt:
-    return Prompt(PromptKey("toy", 7, 0), "task", (text_message("user", "6*7"),), reference)
+def _prompt(reference: Any, example: Example) -> Prompt:
+    return Prompt(PromptKey("toy", 7, 0), "task", (text_message("user", "6*7"),), reference, example.metadata)
 
 
 def _answered(response: str) -> Trajectory:
@@ -30,24 +67,27 @@ def _answered(response: str) -> Trajectory:
     return Trajectory((), turns, (), "done")
 
 
-async def test_right_is_one_and_wrong_is_zero(reward: Reward) -> None:
-    for reference in ("42", 42):
-        assert (await reward(_prompt(reference), _answered("42"))).value == 1.0
-        assert (await reward(_prompt(reference), _answered("43"))).value == 0.0
+async def test_right_is_one_and_wrong_is_zero(reward: Reward, example: Example) -> None:
+    for reference in example.references:
+        assert (await reward(_prompt(reference, example), _answered(example.right))).value == 1.0
+        assert (await reward(_prompt(reference, example), _answered(example.wrong))).value == 0.0
 
 
-async def test_a_response_without_an_answer_is_zero_not_a_failure(reward: Reward) -> None:
+async def test_a_response_without_an_answer_is_zero_not_a_failure(reward: Reward, example: Example) -> None:
     for response in ("", " ", "\\boxed{", "\x00", "\U0001d7dc\U0001d7da" * 100):
-        score = await reward(_prompt("42"), _answered(response))
+        score = await reward(_prompt(example.references[0], example), _answered(response))
         assert score.value == 0.0, response
         assert score.failure is None, response
 
 
-async def test_case_g9_a_missing_reference_is_a_task_error_that_names_the_record(reward: Reward) -> None:
+async def test_case_g9_a_missing_reference_is_a_task_error_that_names_the_record(
+    reward: Reward, example: Example
+) -> None:
     with pytest.raises(TaskError, match="record 7 of source 'toy' has the reference None"):
-        await reward(_prompt(None), _answered("42"))
+        await reward(_prompt(None, example), _answered(example.right))
 
 
-async def test_the_same_question_twice_has_the_same_answer(reward: Reward) -> None:
-    first = await reward(_prompt("42"), _answered("it is 42"))
-    assert await reward(_prompt("42"), _answered("it is 42")) == first
+async def test_the_same_question_twice_has_the_same_answer(reward: Reward, example: Example) -> None:
+    prompt = _prompt(example.references[0], example)
+    first = await reward(prompt, _answered(f"it is {example.right}"))
+    assert await reward(prompt, _answered(f"it is {example.right}")) == first

@@ -5,7 +5,9 @@ import math
 from dataclasses import dataclass
 
 import pytest
+from pydantic import ValidationError
 
+from relax.config.base import check_rules
 from relax.core.message import Message, TextPart
 from relax.data.dataset import Refusal
 from relax.data.quarantine import Quarantine
@@ -98,6 +100,67 @@ def test_a_task_without_reference(value):
     read = record(value, reference_key=None)
     assert read.reference is None
     assert read.metadata == {key: item for key, item in value.items() if key == "reference"}
+
+
+def test_null_is_an_absent_key_in_messages_and_parts():
+    """Columns and dumps write null where a message lacks what another one has."""
+    part = {"type": "text", "text": "1+1=", "image": None}
+    read = record({"messages": [{"role": "user", "content": [part], "tool_calls": None}], "reference": "2"})
+    assert read.messages == (Message("user", (TextPart("1+1="),)),)
+
+
+def test_a_refusal_names_the_key():
+    with pytest.raises(Refusal, match="mistyped field: 'when': a object is not a JSON value"):
+        record({"prompt": "1", "reference": "1", "when": object()})
+
+
+PAIR = {"fields": {"chosen": "good", "rejected": "bad"}}
+REPLY = {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    "good", ["2", [REPLY], [USER, REPLY], [{**USER, "tool_calls": None}, {"role": "assistant", "content": ["2"]}]]
+)
+def test_a_preference_is_a_pair_of_answers(good):
+    read = record({"prompt": "1+1=", "good": good, "bad": "3", "reference": "kept"}, **PAIR)
+    assert read.reference == {"chosen": "2", "rejected": "3"}
+    assert read.metadata == {"reference": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("good", "reason"),
+    [
+        (None, "missing field"),
+        (2, "mistyped reference"),
+        ([], "mistyped reference"),
+        ([REPLY, USER], "mistyped reference"),
+        ([{"role": "user", "content": "2+2="}, REPLY], "mistyped reference"),
+        (["2"], "mistyped field"),
+        ("3", "no preference"),
+    ],
+)
+def test_a_bad_preference_is_refused(good, reason):
+    assert reason_of({"prompt": "1+1=", "good": good, "bad": "3"}, **PAIR) == reason
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"fields": {"chosen": "good"}}, "a preference needs both answers"),
+        ({"fields": {"rejected": "bad"}}, "a preference needs both answers"),
+        ({**PAIR, "reference_key": "answer"}, "a record has one reference"),
+        ({"fields": {"chosen": "", "rejected": "b"}}, "at least 1 character"),
+        ({"fields": {"choosen": "good"}}, "choosen"),
+    ],
+)
+def test_half_a_preference_is_a_configuration_error(values, message):
+    with pytest.raises(ValidationError, match=message):
+        check_rules(source_config(path="a.jsonl", **values))
+
+
+def test_a_whole_preference_is_a_valid_configuration():
+    check_rules(source_config(path="a.jsonl", **PAIR))
+    check_rules(source_config(path="a.jsonl", **PAIR, reference_key=None))
 
 
 def test_json_ready_makes_plain_values():

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from relax.core.error import DataError, UserError
 from relax.core.message import PromptKey, prompt_from_json, prompt_to_json, text_message
 from relax.data.cursor import Cursor, seeded_order
-from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.stream import PromptRules, read_prompts
 from tests.data.toy import char_renderer, problems, reader_of, source_config, stream_of, write_lines
@@ -92,6 +91,26 @@ def test_a_broken_array_names_its_file(tmp_path):
         read(source_config(path=str(path)))
 
 
+def test_a_file_that_changes_under_the_run_is_an_error(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", *problems(3))
+    stream = stream_of(source_config(path=str(path)))
+    next(stream)
+    write_lines(path, *problems(4))
+    with pytest.raises(DataError, match=r"a\.jsonl' changed while it is in use"):
+        next(stream)
+
+
+def test_a_file_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / "a.jsonl", *problems(3))
+
+    def refuse(self, mode):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "open", refuse)
+    with pytest.raises(DataError, match=r"cannot read .*a\.jsonl': Permission denied"):
+        read(source_config(path=str(path)))
+
+
 def test_an_empty_file_is_an_error(tmp_path):
     with pytest.raises(DataError, match="'toy' holds no record"):
         next(stream_of(source_config(path=str(write_lines(tmp_path / "a.jsonl")))))
@@ -136,7 +155,9 @@ def test_a_function_that_does_not_exist_is_named():
     "values",
     [
         {"weight": 0},
+        {"weight": -1},
         {"weight": float("inf")},
+        {"weight": 1e300},
         {"path": ""},
         {"reference_type": "units"},
         {"type": "generator", "function": "f"},
@@ -188,6 +209,13 @@ def test_a_state_outside_the_data_is_refused(change):
         cursor.restore({**cursor.state(), **change})
 
 
+def test_saving_a_state_reads_no_record_and_costs_no_digest(tmp_path, monkeypatch):
+    stream = stream_of(source_config(path=str(write_lines(tmp_path / "a.jsonl", *problems(9)))))
+    next(stream)
+    (tmp_path / "a.jsonl").unlink()
+    assert all(len(json.dumps(stream.state())) < 300 for _ in range(1000))
+
+
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -235,49 +263,6 @@ def test_a_source_without_usable_records_names_the_reasons(tmp_path):
     assert "1 x empty prompt" in str(raised.value)
 
 
-# --- mixture ---------------------------------------------------------------------------------------------------------
-
-
-def mixture(weights, seed=0):
-    configs = [
-        source_config(name=name, type="generator", function="tests.data.toy:numbered", args={"count": 7})
-        for name in weights
-    ]
-    streams = build_streams(configs, renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=seed)
-    return Mixture(streams, weights)
-
-
-def test_weights_hold_in_every_window():
-    names = [prompt.key.source for prompt in take(mixture({"a": 3, "b": 1, "c": 1}), 50)]
-    for start in range(46):
-        window = names[start : start + 5]
-        assert (window.count("a"), window.count("b"), window.count("c")) == (3, 1, 1)
-    assert names[:5] == ["a", "b", "a", "c", "a"]
-
-
-def test_a_mixture_resumes_exactly_at_every_point():
-    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
-    expected = take(mixture(weights), 60)
-    for cut in range(0, 40, 3):
-        before, after = mixture(weights), mixture(weights)
-        take(before, cut)
-        after.restore(json.loads(json.dumps(before.state())))
-        assert take(after, 20) == expected[cut : cut + 20]
-
-
-def test_a_mixture_of_other_sources_is_refused():
-    with pytest.raises(DataError, match=r"\['a', 'b'\].*\['a'\]"):
-        mixture({"a": 1}).restore(mixture({"a": 1, "b": 1}).state())
-
-
-def test_sources_have_unique_names_and_positive_weights():
-    config = source_config(path="a.jsonl")
-    with pytest.raises(DataError, match="toy names more than one source"):
-        build_streams([config, config], renderer=char_renderer(), rules=RULES, quarantine=Quarantine(), seed=0)
-    with pytest.raises(DataError, match="positive weights"):
-        Mixture({"a": mixture({"a": 1})}, {"a": 0})
-
-
 # --- quarantine ------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +281,30 @@ def test_refused_records_are_written_once_over_passes_and_resumed_runs(tmp_path)
     assert broken["reason"].startswith("broken JSON: ")
     assert (long["index"], long["line"]) == (3, "a.jsonl:4")
     assert len(long["excerpt"]) == 200
+
+
+def test_a_record_read_again_from_a_restored_cursor_is_written_once(tmp_path):
+    path = tmp_path / "quarantine.jsonl"
+    config = source_config(path=str(write_lines(tmp_path / "a.jsonl", *problems(3), "{broken", "{too")))
+    stream = stream_of(config, quarantine=Quarantine(path))
+    start = stream.state()
+    expected = take(stream, 5)
+    for quarantine in (None, Quarantine(path)):  # again in the same run, and in a resumed one
+        again = stream if quarantine is None else stream_of(config, quarantine=quarantine)
+        again.restore(start)
+        assert take(again, 5) == expected
+    assert sorted(entry["index"] for entry in entries(path)) == [3, 4]
+
+
+def test_another_reason_at_the_same_place_is_another_line(tmp_path):
+    path, data = tmp_path / "quarantine.jsonl", tmp_path / "a.jsonl"
+    config = source_config(path=str(write_lines(data, *problems(1), "{broken")))
+    read(config, quarantine=Quarantine(path))
+    write_lines(data, *problems(1), {"prompt": "", "reference": "1"})
+    quarantine = Quarantine(path)
+    read(config, quarantine=quarantine)
+    assert [entry["reason"].partition(":")[0] for entry in entries(path)] == ["broken JSON", "empty prompt"]
+    assert quarantine.reasons("toy") == {"broken JSON": 1, "empty prompt": 1}
 
 
 def test_a_torn_last_line_of_the_quarantine_is_mended(tmp_path):

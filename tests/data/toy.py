@@ -142,3 +142,14 @@ def numbered(seed: int, count: int, start: int = 0) -> Iterator[dict[str, str]]:
     """A generator function for tests."""
     for number in range(start, start + count):
         yield {"prompt": f"{number}+0=", "reference": str(number)}
+
+
+def write_parquet(path: Path, records: list[Any], *, row_group_size: int = 4) -> Path:
+    """Records as one Parquet file; each gets the keys of all, as columns do."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    table = pa.Table.from_pylist([{key: record.get(key) for key in keys} for record in records])
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path

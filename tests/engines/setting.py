@@ -13,6 +13,7 @@ import torch
 from relax.core.completion import Completion, GenerateInput, Ints, Sampling, Session, frozen
 from relax.core.error import TransportError
 from relax.core.id import group_id
+from relax.core.protocol import Decode
 from relax.core.seed import derive_seed
 from relax.core.version import Version
 from relax.core.weight import Manifest, Probe, Tensor, WeightSet
@@ -78,12 +79,15 @@ async def torch_engine(
     model: Any = None,
     deterministic: bool = False,
     words: Vocabulary | None = None,
+    decode: Decode | None = None,
     **config: Any,
 ) -> AsyncIterator[TorchEngine]:
     """An engine on its own compute thread, at version `number` unless None; closed at the end."""
     compute = ComputeThread("engine")
     own = load_model(MODEL_PATH, "random", "float32", 99) if model is None else model
-    engine = TorchEngine(TorchEngineConfig(**config), own, words or vocabulary(), compute, "engine-0", deterministic)
+    engine = TorchEngine(
+        TorchEngineConfig(**config), own, words or vocabulary(), compute, "engine-0", deterministic, decode
+    )
     try:
         if number is not None:
             await engine.load(

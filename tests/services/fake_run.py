@@ -1,11 +1,13 @@
 """Stands in for `relax.services.run` in tests of the command line: tells the made-up story in place of training.
 
-What it does is the value of FAKE_RUN: finish, error, user_error, invariant, bug, wait (until stopped), stuck (ignores a stop),
-busy (blocks the loop and ignores a stop).
+What it does is the value of FAKE_RUN: finish, error, user_error, invariant, bug, full (the disk), ledger (a full disk, as SQLite
+says it), wait (until stopped), stuck (ignores a stop), busy (blocks the loop and ignores a stop).
 """
 
 import asyncio
+import errno
 import os
+import sqlite3
 import time
 from pathlib import Path
 
@@ -45,9 +47,11 @@ class Run:
             "user_error": UserError("model folder 'nowhere' does not exist; make it"),
             "invariant": InvariantError("AC1", "two and two are five"),
             "bug": ZeroDivisionError("a bug"),
+            "full": ExceptionGroup("two", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]),
+            "ledger": sqlite3.OperationalError("database or disk is full"),
         }
         if behaviour in errors:
-            if behaviour == "error":
+            if behaviour in ("error", "full", "ledger"):
                 self._tell(HALF)
                 self._checkpoint(HALF)
             raise errors[behaviour]

@@ -45,18 +45,21 @@ def test_rule_ac3_a_group_is_admitted_once() -> None:
         account.admit(group_id(0))
 
 
-def test_rule_ac1_a_restored_account_counts_outstanding_groups_once_they_are_admitted_again() -> None:
+def test_rule_ac1_a_restored_account_knows_its_outstanding_groups() -> None:
     account = Account()
     for number in range(3):
         account.admit(group_id(number))
     account.end(group_id(0), "failed", "reward: no value (why)")
     counts = account.counts()
     restored = Account()
-    restored.restore(counts)
-    for group in account.outstanding_groups():
-        restored.admit(group)
+    restored.restore(counts, account.outstanding_groups())
     restored.check()
     assert restored.counts() == counts
+    restored.end(group_id(1), "trained")
+    restored.reopen(group_id(0), "failed", "reward: no value (why)")
+    restored.check()
+    assert restored.outstanding_groups() == (group_id(0), group_id(2))
+    assert restored.counts()["reasons"] == {}
 
 
 def test_rule_ac1_the_gate_must_hold_as_many_groups_as_the_account() -> None:

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,9 @@ def test_every_command_has_a_help_made_of_sentences(relax: Relax) -> None:
         ["eval"],
         ["status"],
         ["show", "group"],
+        ["show", "sample"],
+        ["show", "step"],
+        ["export"],
         ["config", "show"],
         ["config", "check"],
         ["config", "reference"],
@@ -278,23 +282,98 @@ def test_an_unfinished_run_is_kept_and_resumed(relax: Relax, recipe: Path, root:
     relax("train", recipe, fake="error")
     refused = relax("train", recipe)
     assert refused.code == 2
-    assert f"30 steps, newest checkpoint at step 30; go on with `relax train --resume {root}`" in refused.err
+    found = "30 of 60 steps, stage rl, newest checkpoint at step 30, written 0 seconds ago"
+    assert f"is not finished: {found}; go on with `relax train --resume {root}`" in refused.err
     for arguments in ([recipe, "--resume"], ["--resume", root]):
         done = relax("train", *arguments, fake="error")
-        assert "going on with a run of 30 steps, newest checkpoint at step 30" in done.err
+        assert f"going on with a run of {found}" in done.err
         assert (root / "resumed").read_text() == "True"
     assert relax("train", root, "--resume").code == 0
 
 
 def test_a_resume_with_other_settings_is_refused_or_told(relax: Relax, recipe: Path, root: Path) -> None:
     relax("train", recipe, fake="error")
-    refused = relax("train", recipe, "--resume", "stages.rl.steps=50", "run.seed=1")
-    assert refused.code == 2
-    assert "stages.1.steps: 40 -> 50" in refused.err
-    assert "run.seed: 0 -> 1" in refused.err
-    done = relax("train", "--resume", root, "stages.rl.steps=50", fake="error")
-    assert "changed since the run began: stages.1.steps: 40 -> 50" in done.err
-    assert "steps: 50" in (root / "config.yaml").read_text()
+    before = (root / "config.yaml").read_text()
+    for arguments in ([recipe, "--resume"], ["--resume", root]):
+        refused = relax("train", *arguments, "stages.rl.steps=50", "run.seed=1")
+        assert refused.code == 2
+        assert "cannot go on with these settings:\n  run.seed: 0 -> 1 (every random choice" in refused.err
+        assert "these may change:\n  stages.rl.steps: 40 -> 50 (a schedule that falls" in refused.err
+        assert (root / "config.yaml").read_text() == before
+        done = relax("train", *arguments, "stages.rl.steps=50", "run.grace_s=5", fake="error")
+        assert "changed since the run began: stages.rl.steps: 40 -> 50 (" in done.err
+        assert "changed since the run began: run.grace_s: 30.0 -> 5.0\n" in done.err
+        assert "steps: 50" in (root / "config.yaml").read_text()
+        (root / "config.yaml").write_text(before)
+
+
+def test_a_snapshot_that_is_newer_than_every_checkpoint_is_what_a_resume_goes_on_from(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    from relax.training.checkpoint import CheckpointStore
+
+    relax("train", recipe, fake="error")
+    CheckpointStore(root / "snapshots").write(41, lambda folder: None, {"stage": 1})
+    assert "newest snapshot at step 41, written" in relax("train", recipe).err
+    refused = relax("train", "--resume", root, "stages.rl.steps=20")
+    assert "stage rl: it would end at step 40, but step 41 is reached" in refused.err
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_steps(relax: Relax, recipe: Path, root: Path) -> None:
+    from relax.training.checkpoint import CheckpointStore
+
+    relax("train", recipe)
+    CheckpointStore(root / "checkpoints").write(STEPS, lambda folder: None, {"stage": 1})
+    refused = relax("train", "--resume", root)
+    assert f"go on with more steps, e.g. `relax train --resume {root} stages.rl.steps=80`" in refused.err
+    done = relax("train", "--resume", root, "stages.rl.steps=80", fake="error")
+    assert "changed since the run began: stages.rl.steps: 40 -> 80" in done.err
+    assert (root / "resumed").read_text() == "True"
+    assert not (root / "summary.json").exists()
+
+
+def test_a_disk_that_is_too_small_is_said_with_numbers_before_anything_is_loaded(
+    relax: Relax, recipe: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
+    done = relax("train", recipe)
+    assert (done.code, done.out) == (2, "")
+    assert f"error: {root} has 97.7 KiB of free space; the run needs at least " in done.err
+    assert not (root / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("fake", "words"),
+    [("full", "the disk is full (No space left on device)"), ("ledger", "the ledger cannot be written")],
+)
+def test_a_disk_that_fills_up_during_the_run_is_one_message(
+    relax: Relax, recipe: Path, root: Path, fake: str, words: str
+) -> None:
+    done = relax("train", recipe, fake=fake)
+    assert done.code == 1
+    assert f"error: {words}" in done.err
+    assert "what was written before is untouched" in done.err
+    assert done.err.splitlines()[-1] == f"next: mend the cause, then relax train --resume {root} (goes on from step 30)"
+
+
+def test_a_log_that_a_full_disk_does_not_take_fills_no_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relax.services.cli.logbook import logbook
+
+    with logbook(Path("/dev/full")) as log:
+        log.info("a line")
+        log.info("another")
+    assert capfd.readouterr().err == ""
+
+
+def test_the_best_checkpoint_needs_a_metric_that_the_run_has(relax: Relax, recipe: Path) -> None:
+    for command in (["config", "check"], ["train"]):
+        for metric in ("eval/helout/reward", "eval/heldout/rewrd", "nonsense"):
+            done = relax(*command, recipe, f"training.checkpoint.keep_best.metric={metric}")
+            assert done.code == 2
+            assert f"keep_best.metric: this run has no metric '{metric}'" in done.err
+    assert relax("config", "check", recipe, "training.checkpoint.keep_best.metric=eval/heldout/reward").code == 0
 
 
 def test_a_run_that_trained_nothing_may_simply_begin_again(relax: Relax, recipe: Path, root: Path) -> None:
@@ -486,6 +565,96 @@ def test_show_group(relax: Relax, told: Path) -> None:
         assert part in text
     assert "filtered (zero_signal)" in relax("show", "group", "g000042", "--run", told).out
     assert "evaluation set heldout" in relax("show", "group", "e000000", "--run", told).out
+
+
+def test_show_takes_the_run_in_either_place(relax: Relax, told: Path) -> None:
+    for command in (["group", "g000050"], ["sample", "g000050/1/0"], ["step", "24"]):
+        assert relax("show", *command, told).out == relax("show", *command, "--run", told).out != ""
+        for run in ([], [told, "--run", told]):
+            done = relax("show", *command, *run)
+            assert done.code == 2
+            assert "give one run directory" in done.err
+
+
+def test_show_sample_from_the_ledger(relax: Relax, told: Path) -> None:
+    done = relax("show", "sample", "g000050/1", told)
+    text = " ".join(done.out.split())
+    for part in (
+        "Sample g000050/1/0", "tokens 0 to 10 of its trajectory, 4 of them sampled", "advantage -0.7000 (mean", "text [251]",
+        "the ledger alone:", "run.samples.every says how often", "3 by version 23, 1 by version 24",
+    ):  # fmt: skip
+        assert part in text
+    assert json.loads(relax("show", "sample", "g000050/1/0", told, "--json").out)["tokens"] is None
+    assert relax("show", "sample", "g000050", told).code == 2
+
+
+def test_show_sample_token_by_token(relax: Relax, told: Path) -> None:
+    from relax.services.sample_file import _schema, write_samples
+
+    names = _schema().names
+    row = dict.fromkeys(names) | {
+        "trajectory": "g000050/1", "token_ids": list(range(10)), "mask": [False] * 6 + [True] * 4, "versions": [-1] * 6 + [23] * 4,
+        "advantages": [0.0] * 6 + [-0.7] * 4, "spans": [[0, 10]],
+    }  # fmt: skip
+    write_samples(told / "samples", 24, [row])
+    done = relax("show", "sample", "g000050/1", told)
+    assert max(map(len, done.out.splitlines())) <= 80
+    lines = [line.split() for line in done.out.splitlines() if line]
+    assert ["at", "token", "text", "sampled", "version", "advantages"] in lines
+    last = next(line for line in lines if line[:2] == ["9", "9"])
+    assert (last[-3:], len(last)) == (["yes", "23", "-0.7000"], 6)
+    assert "samples/step-000024.parquet" in "".join(done.out.split())
+    (told / "samples" / "step-000024.parquet").unlink()
+    long = {"token_ids": [1] * 1000, "mask": [True] * 1000, "versions": [23] * 1000, "advantages": [0.5] * 1000}
+    with sqlite3.connect(told / "ledger.sqlite") as connection:
+        connection.execute("UPDATE sample SET stop = 1000 WHERE id = 'g000050/1/0'")
+    write_samples(told / "samples", 24, [row | long | {"spans": [[0, 1000]]}])
+    done = relax("show", "sample", "g000050/1", told)
+    assert "600 more" in done.out
+    assert len(done.out.splitlines()) < 430
+
+
+def test_show_step(relax: Relax, told: Path) -> None:
+    done = relax("show", "step", "24", told)
+    assert max(map(len, done.out.splitlines())) <= 80
+    text = " ".join(done.out.split())
+    for part in (
+        "Step 24 stage rl groups 2, 16 tokens reward 0.5000, mean over groups", "step/seconds 2.000 s", "idle/trainer 40 %",
+        "2 (12.5 %)", "14 (87.5 %)", "groups, in order of their ids", "g000050 0.5000 1 0 8 23 24 1 add 50", "train/loss 1.52",
+    ):  # fmt: skip
+        assert part in text
+    assert json.loads(relax("show", "step", "24", told, "--json").out)["ages"] == {"0": 2, "1": 14}
+    refused = relax("show", "step", "99", told)
+    assert (refused.code, "has no step 99" in refused.err) == (2, True)
+
+
+def test_a_step_whose_groups_no_snapshot_covers_says_so(relax: Relax, told: Path) -> None:
+    with sqlite3.connect(told / "ledger.sqlite") as connection:
+        connection.execute("UPDATE group_ SET step = NULL WHERE step = 24")
+        connection.execute("INSERT INTO metric VALUES (24, 'train/groups', 2)")
+    assert "2, which the ledger gets with the next snapshot" in relax("show", "step", "24", told).out
+
+
+def test_export_says_what_it_wrote_or_what_there_is(relax: Relax, told: Path, tmp_path: Path) -> None:
+    from relax.training.checkpoint import CheckpointStore
+
+    assert "no complete checkpoint yet" in relax("export", told, tmp_path / "policy").err
+
+    def fill(folder: Path) -> None:
+        (folder / "model").mkdir()
+        for name in ("model.safetensors", "config.json", "tokenizer.json"):
+            (folder / "model" / name).write_text("{}")
+
+    CheckpointStore(told / "checkpoints").write(40, fill)
+    CheckpointStore(told / "checkpoints").write(60, fill)
+    assert "no checkpoint of step 7; it has 40, 60" in relax("export", told, tmp_path / "policy", "--step", 7).err
+    done = relax("export", told, tmp_path / "policy", "--best")
+    assert done.code == 0
+    best = f"the policy of step 60 (the best of 40, 60 by eval/heldout/reward, 0.9232) is in {tmp_path / 'policy'}"
+    assert done.out.splitlines()[0] == best
+    assert (tmp_path / "policy" / "config.json").exists()
+    assert "exists already" in relax("export", told, tmp_path / "policy").err
+    assert "the policy of step 40 (as asked for)" in relax("export", told, tmp_path / "other", "--step", 40).out
 
 
 def test_a_group_that_does_not_exist(relax: Relax, told: Path) -> None:

@@ -18,10 +18,11 @@ from relax.core.message import Prompt, PromptKey, text_message
 from relax.runtime.clock import LoopClock
 from relax.services.access import StepOutcome
 from relax.services.account import Account
-from relax.services.controller import TRAINER, Controller, GateSampler, GroupSize, StageBounds, StopRequested
+from relax.services.controller import TRAINER, Controller, GateSampler, GroupSize, StageBounds, StepState, StopRequested
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
+from relax.services.register import Register
 
 
 class Inline:
@@ -49,7 +50,7 @@ class World:
         await asyncio.sleep(0)  # it admits all that it may in its first turn
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert self.controller.next_number == count
+        assert self.controller.register.next_number == count
         return [group_id(number) for number in range(count)]
 
 
@@ -59,7 +60,7 @@ async def world() -> AsyncIterator[World]:
     clock = LoopClock()
     log, ledger = MemoryLog(clock), Ledger(":memory:")
     projection = Projection(ledger, Inline(), lambda: log.last_number, lambda step, metrics: None)
-    controller = Controller(Gate(log, 2, 1), Account(), projection)
+    controller = Controller(Gate(log, 2, 1), Register(Account(), projection))
     bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), log, clock, 100, 1 << 20)
     bounds = StageBounds("only", 0, 1, 2, 1, GroupSize(1, 3, 1000), max_lost=1)
     controller.begin_stage(bounds, bus, lambda: 1)
@@ -130,23 +131,28 @@ async def test_rule_st8_a_short_last_step_ends_what_it_leaves_behind(world: Worl
     assert counts["trained"] == 1
     assert counts["reasons"] == {"dropped(the stage ended)": 1}
     assert (await world.bus.status()).groups == 0
-    await world.controller._projection.flush()
+    await world.controller.register.projection.flush()
     assert {world.ledger.group(group)["state"] for group in groups} == {"trained", "dropped"}  # type: ignore[index]
 
 
-async def test_rule_ac2_groups_to_admit_again_are_outstanding_until_they_are(world: World) -> None:
-    """A checkpoint that is written before they are admitted again must not forget them."""
-    prompt = Prompt(PromptKey("toy", 50, 0), "toy", (text_message("user", "?"),), "!")
-    world.controller.readmit([(group_id(7), prompt)])
-    assert world.controller.outstanding_prompts() == [(group_id(7), prompt)]
-    await world.admit(1)
-    assert [group for group, _ in world.controller.outstanding_prompts()] == [group_id(0), group_id(7)]
+async def test_rule_ac2_groups_to_admit_again_come_first_and_are_counted_once(world: World) -> None:
+    """A snapshot that is written before they are admitted again must not forget them."""
+    first = Prompt(PromptKey("toy", 50, 0), "toy", (text_message("user", "?"),), "!")
+    register = world.controller.register
+    register.admitted(group_id(0), first, 0, 1, "only")
+    world.controller.restore([group_id(0)], StepState())
+    assert register.outstanding() == [(group_id(0), first)]
+    await world.admit(2)
+    assert [group for group, _ in register.outstanding()] == [group_id(number) for number in range(2)]
+    assert register.prompt(group_id(0)) == first
+    assert world.controller.account.counts()["admitted"] == 2
+    assert world.controller.gate.outstanding == 2
 
 
 async def test_a_stop_before_the_first_stage_is_kept() -> None:
     log = MemoryLog(LoopClock())
     projection = Projection(Ledger(":memory:"), Inline(), lambda: 0, lambda step, metrics: None)
-    controller = Controller(Gate(log, 1, 0), Account(), projection)
+    controller = Controller(Gate(log, 1, 0), Register(Account(), projection))
     await controller.request_stop()
     bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), log, LoopClock(), 100, 1 << 20)
     controller.begin_stage(StageBounds("only", 0, 1, 1, 0, GroupSize(1, 3, 1000), max_lost=1), bus, lambda: 0)

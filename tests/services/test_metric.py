@@ -13,13 +13,13 @@ from relax.services.metric import METRICS, metric_of, split_numbers
 EMITTERS = (
     "services/statistic.py",
     "services/tally.py", "services/projection.py", "services/meter.py", "services/roles/trainer.py",
-    "services/roles/evaluation.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py",
+    "services/pass_rate.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py",
     "algorithms/supervised.py", "algorithms/loss.py", "algorithms/gap.py",
 )  # fmt: skip
 READERS = (
     "services/summary.py", "services/curve.py", "services/status.py", "services/monitors/progress.py", "services/cli/status.py",
 )  # fmt: skip
-NAME = re.compile(r"(?:[a-z_0-9]+|\*)(?:/(?:[a-z_0-9]+|\*))+")
+NAME = re.compile(r"(?:[a-z_0-9]+|\*)(?:/(?:[a-z_0-9]+@\*|[a-z_0-9]+|\*))+")
 NOT_METRICS = {"stage/*", "eval/initial", "eval/final", "train/eval"}
 """Notes of the ledger and keys of the summary."""
 

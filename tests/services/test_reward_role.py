@@ -143,3 +143,27 @@ async def test_case_a15_our_own_bug_ends_the_role_and_a_users_does_not() -> None
     assert await judge("theirs") == {"g000000": ("failed", "reward: judge: ZeroDivisionError: theirs")}
     with pytest.raises(InvariantError, match="ours"):
         await judge("ours")
+
+
+async def test_case_h10_a_failed_generation_and_a_failed_reward_are_told_apart() -> None:
+    """verifiers#2276; and prime-rl#3182: neither is a 0, in the group's end as in its rows."""
+    async with asyncio.timeout(10), world_of(fail_on_x) as world:
+        generation = await world.write(0, [None, None])
+        judging = await world.write(1, ["x", "x"])
+        mixed = await world.write(2, ["a", "b", None, "x"])
+        assert await world.rewards(mixed) == [0.5, 0.5, None, None]
+        assert world.ends.ended == {
+            generation: ("failed", "rollout: timeout"),
+            judging: ("failed", "reward: judge: TaskError: no opinion"),
+        }
+
+
+async def test_case_h9_places_come_back_when_rewards_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl#6544: with one place for a batch of one, many failures in a row are all judged."""
+    monkeypatch.setattr("relax.services.roles.reward.BATCH", 1)
+    monkeypatch.setattr("relax.services.roles.reward.MAX_BATCHES", 1)
+    async with asyncio.timeout(10), world_of(fail_on_x, min_survivors=1) as world:
+        lost = [await world.write(number, ["x", "x"]) for number in range(5)]
+        kept = await world.write(5, ["a", "x"])
+        assert await world.rewards(kept) == [0.5, None]
+        assert set(world.ends.ended) == set(lost)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from relax.services.ledger import TrajectoryRow
-from relax.services.tally import CONSTANT_STEPS, Tally
+from relax.services.metric import metric_of
+from relax.services.tally import CONSTANT_STEPS, MAX_SOURCES, OTHER, Tally
 
 
 def row(reward: float | None, failure: str | None = None) -> TrajectoryRow:
@@ -78,3 +79,65 @@ def test_rule_tk2_ws6_branches_unstable_turns_and_mixed_tokens_are_counted() -> 
     }
     tally.add(row(1.0), is_judged=True)
     assert tally.take()["rollout/unstable"] == 0
+
+
+def by_source(tally: Tally) -> dict[str, float]:
+    return {name: value for name, value in tally.take().items() if name.count("/") > 1 or name.startswith("reward/")}
+
+
+def test_case_l2_each_source_has_its_own_denominators() -> None:
+    tally = Tally()
+    tally.add(row(1.0), is_judged=True, source="easy")
+    tally.add(row(0.0), is_judged=True, source="hard")
+    tally.add(row(None, "timeout"), is_judged=True, source="hard")
+    tally.add(row(None), is_judged=True, source="hard")
+    tally.add(row(1.0), is_judged=True, source="hard")
+    metrics = tally.take()
+    assert {name: value for name, value in metrics.items() if "easy" in name or "hard" in name} == {
+        "reward/mean/easy": 1.0,
+        "reward/mean/hard": 0.25,
+        "rollout/failed/easy": 0.0,
+        "rollout/failed/hard": 0.5,
+        "rollout/tokens/mean/easy": 3.0,
+        "rollout/tokens/mean/hard": 3.0,
+    }
+    assert metrics["reward/mean"] == 0.4
+    assert all(metric_of(name) is not None for name in metrics)
+
+
+def test_a_run_of_one_source_says_nothing_twice() -> None:
+    tally = Tally()
+    tally.add(row(1.0), is_judged=True, source="only")
+    assert by_source(tally) == {"reward/mean": 1.0}
+    tally.add(row(1.0), is_judged=True)
+    assert by_source(tally) == {"reward/mean": 1.0}
+
+
+def test_a_source_without_trajectories_in_a_step_has_no_value_and_one_that_comes_later_does() -> None:
+    tally = Tally()
+    tally.add(row(1.0), is_judged=True, source="a")
+    tally.take()
+    tally.add(row(0.0), is_judged=True, source="b")
+    assert {"reward/mean/b"} == {name for name in tally.take() if name.startswith("reward/mean/")}
+
+
+def test_a_source_that_nobody_judges_has_no_reward() -> None:
+    tally = Tally()
+    tally.add(row(None), is_judged=False, source="a")
+    tally.add(row(0.5), is_judged=True, source="b")
+    metrics = tally.take()
+    assert "reward/mean/a" not in metrics
+    assert (metrics["rollout/failed/a"], metrics["reward/mean/b"]) == (0.0, 0.5)
+
+
+def test_case_l3_a_thousand_sources_do_not_become_thousands_of_series() -> None:
+    tally = Tally()
+    names: set[str] = set()
+    for step in range(3):
+        for number in range(1000):
+            tally.add(row(float(number >= MAX_SOURCES)), is_judged=True, source=f"source-{number + step}")
+        metrics = tally.take()
+        names |= set(metrics)
+    assert len([name for name in names if name.startswith("reward/mean/")]) == MAX_SOURCES + 1
+    assert metrics[f"reward/mean/{OTHER}"] > 0.99
+    assert len(names) < 4 * (MAX_SOURCES + 2) + 10

@@ -25,11 +25,25 @@ class WatchedPool:
 FUNCTIONS = [FunctionConfig(type="user_rewards:length", in_process=in_process) for in_process in (False, True)]
 
 
-@pytest.mark.parametrize("config", [*(REWARDS.config_class(name)(type=name) for name in REWARDS.entries), *FUNCTIONS])
+NEEDED: dict[str, dict[str, Any]] = {
+    "regex": {"pattern": "7"},
+    "length": {"budget": 8, "buffer": 4},
+    "reasoning_gym": {"answer": "whole"},
+}
+"""Settings without which a reward cannot be made, or would not look at the response of this test."""
+TASK = {"dataset": "basic_arithmetic", "entry": {"question": "3+4", "answer": "7", "metadata": {}}}
+
+
+def shipped() -> list[RewardConfig]:
+    return [REWARDS.config_class(name)(type=name, **NEEDED.get(name, {})) for name in REWARDS.entries]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("config", [*shipped(), *FUNCTIONS])
 async def test_a_reward_says_whether_it_needs_the_pool(config: RewardConfig) -> None:
     pool = WatchedPool()
     reward = REWARDS.component(config.type)(config, pool=pool)
     with suppress(LimitError):
-        await reward(toy.prompt(reference="7"), toy.answered("7"))
+        reference = "B" if config.type == "multiple_choice" else "7"
+        await reward(toy.prompt(reference=reference, reasoning_gym=TASK), toy.answered("7"))
     assert pool.was_called is config.uses_pool
     assert "uses_pool" not in config.model_dump()

@@ -193,6 +193,7 @@ def _broken(kind: str) -> Completion:
         "empty": replace(toy.reply("", "length")),
         "stop": replace(toy.reply("yes", "length"), stop_reason="stop"),
         "logprob": replace(good, logprobs=np.array([0, np.nan, 0, 0], np.float32)),
+        "sentinel": replace(good, logprobs=np.array([0, -9999, 0, 0], np.float32)),
     }[kind]
 
 
@@ -204,9 +205,10 @@ def _broken(kind: str) -> Completion:
         ("empty", "0 tokens where 1 to 50"),
         ("stop", "which is no stop id"),
         ("logprob", "no finite logprob"),
+        ("sentinel", "no finite logprob"),
     ],
 )
-async def test_a_broken_completion_is_refused(kind: str, message: str) -> None:
+async def test_case_d2_a_broken_completion_is_refused(kind: str, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         await _run(toy.TwoTurn(), toy.Scripted(_broken(kind)))
 

@@ -14,10 +14,12 @@ from relax.core.id import group_id, sample_id, trajectory_id
 from relax.core.protocol import LossInput, LossOutput
 from relax.model.load import load_model, load_tokenizer
 from relax.model.vocabulary import Vocabulary, read_vocabulary
-from relax.training.config import AdamWConfig, ConstantConfig, OptimizerConfig, ScheduleConfig, TorchConfig
+from relax.training.config import AdamWConfig, ConstantConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TorchConfig
 from relax.training.torch_backend import TorchBackend
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "recipes" / "models" / "qwen3-char"
+LORA = TorchConfig(device="cpu", lora=LoraConfig(rank=4, alpha=8.0))
+FROZEN = TorchConfig(device="cpu", freeze=("embeddings",))
 ADAMW = AdamWConfig(lr=1e-3)
 CONSTANT = ConstantConfig()
 
@@ -80,11 +82,12 @@ def make_backend(
     optimizer: OptimizerConfig = ADAMW,
     schedule: ScheduleConfig = CONSTANT,
     total_steps: int = 100,
+    config: TorchConfig | None = None,
     **arguments: Any,
 ) -> TorchBackend:
     """A torch backend over a fresh tiny model, its stage begun."""
     arguments = {"vocabulary": vocabulary(), **arguments}
-    backend = TorchBackend(TorchConfig(device="cpu"), model or make_model(seed), **arguments)
+    backend = TorchBackend(config or TorchConfig(device="cpu"), model or make_model(seed), **arguments)
     backend.begin(optimizer, schedule, total_steps)
     return backend
 

@@ -2,13 +2,16 @@
 
 import errno
 import json
+import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relax.core.error import UserError
-from relax.training.checkpoint import MARKER, CheckpointStore, is_complete, read_meta
+from relax.training.checkpoint import MARKER, CheckpointStore, best_step, damage, is_complete, read_meta
 
 
 def filler(text: str) -> Callable[[Path], None]:
@@ -169,3 +172,108 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
 def test_keep_last_is_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="keep_last is 0"):
         CheckpointStore(tmp_path, keep_last=0)
+
+
+# --- retention (RR4) ---
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in store.complete()]
+
+
+def written(store: CheckpointStore, numbers: range) -> list[int]:
+    for step in numbers:
+        store.write(step, filler(f"at {step}"))
+    return steps(store)
+
+
+def test_rule_rr4_the_newest_and_every_kth_are_kept(tmp_path: Path) -> None:
+    assert written(CheckpointStore(tmp_path, keep_last=2, keep_every=20), range(5, 61, 5)) == [20, 40, 55, 60]
+
+
+def test_rule_rr4_the_best_is_kept_as_long_as_it_is_the_best(tmp_path: Path) -> None:
+    scores = {10: 0.2, 20: 0.9, 30: 0.5, 40: 0.6, 50: 0.95}
+    store = CheckpointStore(tmp_path, keep_last=1, score=scores.get)
+    assert written(store, range(10, 41, 10)) == [20, 40]
+    assert store.best() == tmp_path / "step-000020"
+    assert written(store, range(50, 51)) == [50]
+    least = CheckpointStore(tmp_path / "least", keep_last=1, score=scores.get, mode="min")
+    assert written(least, range(10, 51, 10)) == [10, 50]
+
+
+def test_case_b11_the_newest_of_those_that_tie_is_the_best_and_is_the_one_that_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1, score=lambda step: 0.5 if step < 40 else 0.1)
+    assert written(store, range(10, 51, 10)) == [30, 50]
+    assert store.best() == tmp_path / "step-000030"
+    for mode in ("max", "min"):
+        assert best_step([10, 30, 20], lambda step: 0.5, mode) == 30  # type: ignore[arg-type]
+
+
+def test_what_has_no_score_is_never_the_best_and_the_newest_is_never_deleted(tmp_path: Path) -> None:
+    scores = {10: math.nan, 20: None, 30: -1.0}
+    assert best_step(scores, scores.__getitem__) == 30
+    assert best_step([10, 20], scores.__getitem__) is None
+    assert CheckpointStore(tmp_path, score=scores.get).best() is None
+    assert written(CheckpointStore(tmp_path, keep_last=1, score=lambda step: None), range(10, 31, 10)) == [30]
+    assert CheckpointStore(tmp_path).best() is None
+
+
+def test_one_of_a_lower_step_is_not_deleted_right_after_it_was_written(tmp_path: Path) -> None:
+    written(CheckpointStore(tmp_path, keep_last=1), range(30, 31))
+    assert written(CheckpointStore(tmp_path, keep_last=1), range(10, 11)) == [10, 30]
+
+
+def test_nothing_is_deleted_while_the_best_is_not_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def unknown(step: int) -> float:
+        raise OSError("the ledger is away")
+
+    assert written(CheckpointStore(tmp_path, keep_last=1, score=unknown), range(1, 4)) == [1, 2, 3]
+    assert "the ledger is away" in caplog.text
+
+
+# --- contents ---
+
+
+def test_rule_rr4_a_changed_byte_is_seen_by_whoever_loads(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path).write(3, filler("good"))
+    assert damage(path, contents=True) is None
+    (path / "model" / "weights").write_text("gold")  # of the same size
+    assert damage(path) is None
+    assert damage(path, contents=True) == (
+        "model/weights does not have the content that was written: its digest differs from that in complete.json"
+    )
+
+
+def test_a_marker_without_digests_is_one_that_has_nothing_to_compare(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path).write(3, filler("good"))
+    document = json.loads((path / MARKER).read_text())
+    assert list(document.pop("digests")) == ["model/weights", "state.json"]
+    (path / MARKER).write_text(json.dumps(document))
+    assert damage(path, contents=True) is None
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from relax.core.error import UserError
+from relax.training.checkpoint import CheckpointStore
+
+store = CheckpointStore(Path(sys.argv[1]), keep_last=1)
+store.write(3, lambda folder: (folder / "weights").write_bytes(b"x" * 1000) and None)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    store.write(4, lambda folder: (folder / "weights").write_bytes(b"x" * 100_000) and None)
+except UserError as error:
+    print(error)
+"""
+
+
+def test_rule_rr4_a_file_that_the_system_refuses_leaves_the_earlier_ones(tmp_path: Path) -> None:
+    """A real limit of the operating system, which cuts the write in the middle of a file."""
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cannot write the checkpoint of step 4" in done.stdout
+    assert "Earlier checkpoints are untouched" in done.stdout
+    assert steps(CheckpointStore(tmp_path)) == [3]
+    assert names(tmp_path) == ["step-000003"]

@@ -303,9 +303,8 @@ class Batcher:
         for row, (request, token, logprob) in enumerate(
             zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True)
         ):
-            request.tokens.append(token)
-            request.logprobs.append(logprob)
-            if logprob != logprob or token in request.stop_ids or len(request.tokens) == request.budget:
+            request.add(token, logprob)
+            if logprob != logprob or request.has_ended:
                 finished.append(row)
         if finished:
             # From the last row down, so that the row that moves into a hole is never one that has finished.
@@ -321,6 +320,6 @@ class Batcher:
                 self._prefixes.drop(request.shared)
         self._release(row)
         if is_finite:
-            return request, request.completion("stop" if request.tokens[-1] in request.stop_ids else "length")
+            return request, request.completion("stop" if request.stopped else "length")
         group = request.session.group
         return request, EngineError(f"version {self.version} gave {group} logits that are not finite")

@@ -12,7 +12,7 @@ import numpy as np
 
 from relax.core.completion import Completion, Floats, GenerateInput, Sampling, Session
 from relax.core.error import EngineError, RelaxError, TransportError
-from relax.core.protocol import Compute, EngineStatus, LoadMode, WeightReader
+from relax.core.protocol import Compute, Decode, EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Probe, WeightSet
 from relax.engines.config import TorchEngineConfig
@@ -22,6 +22,7 @@ from relax.engines.torch.forward import Forward
 from relax.engines.torch.invariance import check_invariance
 from relax.engines.torch.request import Request
 from relax.engines.torch.sampler import Sampler
+from relax.engines.torch.stop import StopStrings
 from relax.model.name import bind_tensors, published_tensors
 from relax.model.vocabulary import Vocabulary
 
@@ -32,7 +33,8 @@ _EXACT_ROWS = 4
 class TorchEngine:
     """`model` becomes the engine's own: its parameters are replaced at every load. It must not be the trainer's.
 
-    `compute` stays the caller's to close. An engine serves nothing before its first `load`, which needs no `pause`.
+    `compute` stays the caller's to close; `decode`, which stop strings need, is called on it alone. An engine serves nothing
+    before its first `load`, which needs no `pause`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class TorchEngine:
         compute: Compute,
         name: str,
         deterministic: bool = False,
+        decode: Decode | None = None,
     ) -> None:
         self._config = config
         self._model = model.eval()
@@ -50,6 +53,7 @@ class TorchEngine:
         self._compute = compute
         self._name = name
         self._deterministic = deterministic
+        self._decode = decode
         min_rows = _EXACT_ROWS if deterministic else 1
         self._forward = Forward(model, min_rows)
         self.context = _context(config, model, min_rows)
@@ -72,7 +76,7 @@ class TorchEngine:
         self._drive_task: asyncio.Task[None] | None = None
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
-        """Sample until a stop id or the budget. Cancelling the call frees its slot.
+        """Sample until a stop id, a stop string of the decoded text, or the budget. Cancelling the call frees its slot.
 
         Raises RefusedError (ContextError, StaleError) for what cannot be served, EngineError when the engine cannot serve.
         While the engine is paused the call waits for `resume`, which the weight service owes on every path (WS5).
@@ -88,6 +92,7 @@ class TorchEngine:
             session=session,
             budget=budget,
             stop_ids=frozenset(sampling.stop_ids or self._vocabulary.stop_ids),
+            stop_strings=self._stop_strings(sampling),
             shared=_shared_prompt(input, session),
             waiter=asyncio.get_running_loop().create_future(),
         )
@@ -191,6 +196,15 @@ class TorchEngine:
             raise EngineError(f"engine {self._name} has no version yet; load one before generate")
         return self._version
 
+    def _stop_strings(self, sampling: Sampling) -> StopStrings | None:
+        if not sampling.stop:
+            return None
+        if self._decode is None:
+            raise RefusedError(
+                f"engine {self._name} was built without a decoder, so it cannot find the stop strings {list(sampling.stop)}"
+            )
+        return StopStrings(sampling.stop, self._decode)
+
     def _is_closed(self) -> bool:
         return self._state == "closed"
 
@@ -281,7 +295,8 @@ def build_torch_engine(
     compute: Compute,
     name: str,
     deterministic: bool,
+    decode: Decode | None = None,
     **others: object,
 ) -> TorchEngine:
     """The engine of a configuration node; `others` are what only other engines need."""
-    return TorchEngine(config, model, vocabulary, compute, name, deterministic)
+    return TorchEngine(config, model, vocabulary, compute, name, deterministic, decode)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from relax.core.completion import Completion, Sampling, Session, StopReason, frozen
+from relax.engines.torch.stop import StopStrings
 
 Prefix = tuple[str, bytes]
 """A shared prompt: its name and its exact tokens. Two prompts under one name never share."""
@@ -20,7 +21,8 @@ Prefix = tuple[str, bytes]
 class Request:
     """`prefilled`: its row holds keys and values of all its tokens but the last, under the weights that sample now.
 
-    `shared` names its prompt when siblings have the same; `waiter` is whatever the engine needs to deliver the result.
+    `stopped`: its last token is a stop id or completes a stop string. `shared` names its prompt when siblings have the same;
+    `waiter` is whatever the engine needs to deliver the result.
     """
 
     prompt: list[int]
@@ -28,6 +30,7 @@ class Request:
     session: Session
     budget: int
     stop_ids: frozenset[int]
+    stop_strings: StopStrings | None = None
     shared: Prefix | None = None
     waiter: Any = None
     tokens: list[int] = field(default_factory=list)
@@ -35,6 +38,7 @@ class Request:
     spans: list[tuple[int, int, bool]] = field(default_factory=list)
     prefilled: bool = False
     cancelled: bool = False
+    stopped: bool = False
 
     @property
     def history_length(self) -> int:
@@ -57,6 +61,23 @@ class Request:
     def last_token(self) -> int:
         return self.tokens[-1] if self.tokens else self.prompt[-1]
 
+    def add(self, token: int, logprob: float) -> None:
+        """The next sampled token."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.stopped = token in self.stop_ids or (
+            self.stop_strings is not None and self.stop_strings.completed(self._earlier(), self.tokens)
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        return self.stopped or len(self.tokens) == self.budget
+
+    def _earlier(self) -> list[int]:
+        """What another engine has sampled of this completion: a resumed request carries it at the end of its prompt (A7)."""
+        offset = self.session.offset
+        return self.prompt[-offset:] if offset else []
+
     def begin(self, version: int, mixed: bool = False) -> None:
         """From the next token on, `version` samples."""
         self.spans.append((len(self.tokens), version, mixed))
@@ -66,7 +87,7 @@ class Request:
         self.tokens.clear()
         self.logprobs.clear()
         self.spans.clear()
-        self.prefilled = False
+        self.prefilled = self.stopped = False
 
     def completion(self, stop_reason: StopReason) -> Completion:
         count = len(self.tokens)

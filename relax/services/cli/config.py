@@ -9,6 +9,7 @@ from relax.config.load import dump_config, load_config
 from relax.config.reference import reference_page
 from relax.config.tree import RunConfig, warnings_of
 from relax.core.error import UserError
+from relax.services.best import check_retention
 from relax.services.check import check_run
 from relax.services.cli.argument import split_arguments
 from relax.services.cli.screen import output, print_warning
@@ -47,6 +48,7 @@ def show_command(arguments: Arguments) -> None:
 def check_command(arguments: Arguments) -> None:
     """Check a recipe and list everything that is wrong with it, and what is allowed but probably not meant."""
     config = load_arguments(arguments)
+    check_retention(config)
     warnings = [*warnings_of(config), *check_run(config)]
     for warning in warnings:
         print_warning(warning)

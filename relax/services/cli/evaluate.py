@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -41,12 +42,30 @@ def evaluate_command(
     console = output()
     console.print(Text(f"{directory.root}, checkpoint of step {result.step}", style="bold"))
     for name in dict.fromkeys(row.set_name for row in result.rows):
-        reward, failed = result.metrics[f"eval/{name}/reward"], result.metrics[f"eval/{name}/failed"]
         num = sum(row.set_name == name for row in result.rows)
-        console.print(
-            Text(f"{name}: mean reward {reward:.4f} over {num} samples{f', {failed:.0f} failed' if failed else ''}")
-        )
+        for line in describe_set(name, num, result.metrics):
+            console.print(Text(line), soft_wrap=True)
     console.print(Text(f"samples: {report_path(directory, result.step)}"), soft_wrap=True)
+
+
+def describe_set(name: str, samples: int, metrics: Mapping[str, float]) -> list[str]:
+    """A line for the set, and one for each source of a mixed set."""
+    values: dict[str, dict[str, float]] = {"": {}}
+    for metric, value in metrics.items():
+        prefix, of_set, what, *source = metric.split("/")
+        if (prefix, of_set) == ("eval", name):
+            values.setdefault("".join(source), {})[what] = value
+    whole = values.pop("")
+    failed = whole.pop("failed")
+    lost = f", {failed:.0f} failed" if failed else ""
+    lines = [f"{name}: mean reward {whole.pop('reward'):.4f} over {samples} samples{lost}{_passes(whole)}"]
+    return lines + [
+        f"  {source}: mean reward {named.pop('reward'):.4f}{_passes(named)}" for source, named in values.items()
+    ]
+
+
+def _passes(values: Mapping[str, float]) -> str:
+    return "".join(f", {what} {value:.4f}" for what, value in values.items())
 
 
 def find_checkpoint(directory: RunDirectory, step: int | None) -> Path:

@@ -6,7 +6,7 @@ Used by `relax train`. Python's own warnings go to the file only.
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,11 +23,19 @@ class Terminal(logging.StreamHandler[IO[str]]):
         """Given by the constructor of the class above; the stream is looked up anew each time."""
 
 
+class LogFile(logging.FileHandler):
+    """A full disk must not fill the terminal with a traceback for every line that it does not take."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 @contextmanager
 def logbook(path: Path) -> Iterator[logging.Logger]:
     """The run's logger; handlers are in place inside the block."""
     root = logging.getLogger()
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = LogFile(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     terminal = Terminal()
     terminal.setLevel(logging.WARNING)
@@ -45,4 +53,5 @@ def logbook(path: Path) -> Iterator[logging.Logger]:
         root.setLevel(level)
         for handler in (file, terminal):
             root.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk: what it did not take is lost, the reason has been said
+                handler.close()

@@ -3,34 +3,46 @@
 Called with the directory's lock held. Nothing of a run that has trained is ever overwritten without being asked for.
 """
 
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from relax.config.load import load_config
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
+from relax.services.change import Changes, Progress, judge
 from relax.services.cli.argument import open_run, split_arguments
 from relax.services.cli.config import load_arguments
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
+from relax.services.disk import check_disk
 from relax.services.file import write_whole
+from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
 from relax.training.checkpoint import CheckpointStore, read_meta
 
-MAX_DIFFERENCES = 10
+MAX_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for. `changes` are settings that a resumed run had otherwise."""
+    """What the command line asks for. `before` is the tree that a run which goes on was begun with."""
 
     config: RunConfig
     directory: RunDirectory
     resume: bool
     overwrite: bool
-    changes: tuple[str, ...] = ()
+    before: RunConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint or a snapshot that a run can go on from; `age_s` is how long ago it was written."""
+
+    kind: str
+    step: int
+    stage: int | None
+    age_s: float
 
 
 def read_request(arguments: list[str], resume: bool, overwrite: bool) -> Request:
@@ -42,14 +54,8 @@ def read_request(arguments: list[str], resume: bool, overwrite: bool) -> Request
         return _resume_directory(paths[0], overrides, resume)
     config = load_arguments(arguments)
     directory = RunDirectory(Path(config.run.directory) / config.run.name)
-    if resume and not directory.is_new:
-        differences = list(_differences(load_config([directory.config]), config))
-        if differences:
-            raise UserError(
-                f"the recipe differs from the run in {directory.root}:\n  {_listed(differences)}\n"
-                f"go on with the run's own settings, `relax train --resume {directory.root}`, or choose another run.name"
-            )
-    return Request(config, directory, resume, overwrite)
+    before = load_config([directory.config]) if resume and not directory.is_new else None
+    return Request(config, directory, resume, overwrite, before)
 
 
 def _resume_directory(path: Path, overrides: list[str], resume: bool) -> Request:
@@ -58,46 +64,94 @@ def _resume_directory(path: Path, overrides: list[str], resume: bool) -> Request
         raise UserError(
             f"{path} is a run directory; go on with it by `relax train --resume {path}`, or name a recipe file"
         )
-    config = load_config([directory.config], overrides)
-    return Request(config, directory, True, False, tuple(_differences(before, config)))
+    return Request(load_config([directory.config], overrides), directory, True, False, before)
 
 
 def prepare(request: Request) -> list[str]:
     """Make the directory ready, under its lock; returns what there is to tell. Raises UserError when it may not be used so."""
-    directory, resume_it = request.directory, f"relax train --resume {request.directory.root}"
+    directory = request.directory
+    changes = _changes(request)
     told: list[str] = []
-    if directory.is_finished and not request.overwrite:
+    if directory.is_finished and not request.overwrite and not _goes_further(request):
         raise UserError(
-            f"the run in {directory.root} is finished (see `relax status {directory.root}`); choose another run.name, "
-            "or begin it again with --overwrite, which deletes it"
+            f"the run in {directory.root} is finished (see `relax status {directory.root}`); go on with more steps, "
+            f"e.g. `{_resume_command(request)} {_more_steps(request.config)}`, choose another run.name, or begin it again with "
+            "--overwrite, which deletes it"
         )
     if request.resume:
         if directory.is_new:
             raise UserError(f"there is no run to resume in {directory.root}; leave --resume out to begin it")
-        told.append(f"going on with a run of {_found(directory)}")
-        told += [f"changed since the run began: {change}" for change in request.changes]
+        told.append(f"going on with a run of {_found(request)}")
+        told += [f"changed since the run began: {change}" for change in changes.allowed]
     elif not directory.is_new:
-        if not request.overwrite and has_trained(directory):
-            raise UserError(
-                f"the run in {directory.root} is not finished: {_found(directory)}; go on with `{resume_it}`, "
-                "or begin it again with --overwrite, which deletes it"
-            )
-        left = directory.clear()
-        told.append(
-            "an earlier run in this directory was deleted"
-            if request.overwrite
-            else "an earlier run trained no step; it begins again"
-        )
-        if left:
-            told.append(f"left in {directory.root}, because no run writes it: {_shortened(left)}")
-    if not request.resume or request.changes:
+        told += _begin_again(request)
+    check_disk(request.config, directory)
+    if not request.resume or changes.allowed:
         write_whole(directory.config, config_text(request.config))
+    if request.resume:
+        directory.summary.unlink(missing_ok=True)
     return told
 
 
+def _begin_again(request: Request) -> list[str]:
+    """Clear a directory that holds nothing worth keeping, or whose run is to be deleted."""
+    directory = request.directory
+    if not request.overwrite and has_trained(directory):
+        raise UserError(
+            f"the run in {directory.root} is not finished: {_found(request)}; go on with `{_resume_command(request)}`, "
+            "or begin it again with --overwrite, which deletes it"
+        )
+    left = directory.clear()
+    told = [
+        "an earlier run in this directory was deleted"
+        if request.overwrite
+        else "an earlier run trained no step; it begins again"
+    ]
+    if left:
+        told.append(f"left in {directory.root}, because no run writes it: {_shortened(left)}")
+    return told
+
+
+def _changes(request: Request) -> Changes:
+    """What differs from the tree that the run was begun with. Raises UserError that lists what may not, and why."""
+    if request.before is None:
+        return Changes((), ())
+    changes = judge(request.before, request.config, _progress(request))
+    if changes.refused:
+        also = f"\nthese may change:\n  {_listed(changes.allowed)}" if changes.allowed else ""
+        raise UserError(
+            f"the run in {request.directory.root} cannot go on with these settings:\n  {_listed(changes.refused)}{also}\n"
+            f"go on with the run's own, `{_resume_command(request)}`, or begin another run with another run.name"
+        )
+    return changes
+
+
+def _progress(request: Request) -> Progress:
+    saved = newest_saved(request.directory)
+    if saved is None or request.before is None:
+        return Progress(None)
+    at_end = outline_of(request.before).index_of(saved.step)
+    return Progress(saved.step, at_end if saved.stage is None else saved.stage)
+
+
+def _goes_further(request: Request) -> bool:
+    """A finished run may go on when it is given more steps than it has trained."""
+    saved = newest_saved(request.directory)
+    return request.resume and saved is not None and outline_of(request.config).total > saved.step
+
+
+def _more_steps(config: RunConfig) -> str:
+    last = config.stages[-1]
+    return f"stages.{last.name}.steps={2 * last.steps}"
+
+
+def _resume_command(request: Request) -> str:
+    return f"relax train --resume {request.directory.root}"
+
+
 def _shortened(names: tuple[str, ...]) -> str:
-    more = len(names) - MAX_DIFFERENCES
-    return ", ".join(names[:MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def has_trained(directory: RunDirectory) -> bool:
@@ -113,37 +167,45 @@ def _steps(directory: RunDirectory) -> int:
         return applied[-1][0] + 1 if applied else 0
 
 
+def newest_saved(directory: RunDirectory) -> Saved | None:
+    """What a resume goes on from: the newest complete snapshot or checkpoint."""
+    found: list[Saved] = []
+    for kind, folder in (("snapshot", directory.root / "snapshots"), ("checkpoint", directory.checkpoints)):
+        newest = CheckpointStore(folder).newest()
+        if newest is not None:
+            meta = read_meta(newest)
+            age_s = max(0.0, time.time() - newest.stat().st_mtime)
+            found.append(Saved(kind, int(meta["step"]), meta.get("stage"), age_s))
+    return max(found, key=lambda saved: saved.step, default=None)
+
+
 def resumable_step(directory: RunDirectory) -> int | None:
-    """The step of the newest complete checkpoint."""
-    newest = CheckpointStore(directory.checkpoints).newest()
-    return None if newest is None else int(read_meta(newest)["step"])
+    """The step that a resume goes on from."""
+    saved = newest_saved(directory)
+    return None if saved is None else saved.step
 
 
-def _found(directory: RunDirectory) -> str:
-    step, done = resumable_step(directory), _steps(directory)
-    if step is None:
+def _found(request: Request) -> str:
+    """Steps done, the stage, and what there is to go on from, with its age."""
+    saved, done = newest_saved(request.directory), _steps(request.directory)
+    if saved is None:
         return f"{done} steps and no complete checkpoint, so it begins again from step 0"
-    return f"{done} steps, newest checkpoint at step {step}"
+    config = request.before or load_config([request.directory.config])
+    outline = outline_of(config)
+    index = outline.index_of(min(done, outline.total - 1))
+    stage = outline.stages[index].name
+    return f"{done} of {outline.total} steps, stage {stage}, newest {saved.kind} at step {saved.step}, written {ago(saved.age_s)} ago"
 
 
-def _differences(before: RunConfig, after: RunConfig) -> Iterator[str]:
-    old, new = _flat(before.model_dump(mode="json", by_alias=True)), _flat(after.model_dump(mode="json", by_alias=True))
-    for path in dict.fromkeys((*old, *new)):
-        if old.get(path) != new.get(path):
-            yield f"{path}: {old.get(path, 'absent')} -> {new.get(path, 'absent')}"
+def ago(age_s: float) -> str:
+    """`5 minutes`, in the largest unit that has one."""
+    for size_s, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if age_s >= size_s:
+            number = int(age_s // size_s)
+            return f"{number} {unit}{'s' if number > 1 else ''}"
+    return f"{age_s:.0f} seconds"
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    items: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        items = list(value.items())
-    elif isinstance(value, list):
-        items = [(str(index), item) for index, item in enumerate(value)]
-    if not items:
-        return {path: value}
-    return {key: leaf for name, item in items for key, leaf in _flat(item, f"{path}.{name}" if path else name).items()}
-
-
-def _listed(differences: list[str]) -> str:
-    more = len(differences) - MAX_DIFFERENCES
-    return "\n  ".join([*differences[:MAX_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])])
+def _listed(lines: tuple[str, ...]) -> str:
+    more = len(lines) - MAX_LISTED
+    return "\n  ".join([*lines[:MAX_LISTED], *([f"and {more} more"] if more > 0 else [])])

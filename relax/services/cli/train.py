@@ -14,6 +14,7 @@ from rich.text import Text
 from relax.config.tree import RunConfig, warnings_of
 from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.message import Json
+from relax.services.best import check_retention
 from relax.services.check import check_run
 from relax.services.cli.launch import Outcome, launch
 from relax.services.cli.logbook import logbook
@@ -21,6 +22,7 @@ from relax.services.cli.prepare import Request, prepare, read_request, resumable
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
 from relax.services.directory import RunDirectory
+from relax.services.disk import write_failure
 from relax.services.monitors.hub import build_monitors
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
@@ -50,6 +52,7 @@ def train(
     """
     request = read_request(arguments, resume, overwrite)
     config = request.config
+    check_retention(config)
     for warning in (*warnings_of(config), *check_run(config)):
         print_warning(warning)
     with request.directory as directory:
@@ -81,9 +84,13 @@ def _run(request: Request) -> Outcome:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
             raise typer.Exit(2 if isinstance(error, UserError) else 1) from error
-        except Exception:
+        except Exception as error:
             log.info("the run failed", exc_info=True)
-            raise
+            failure = write_failure(error)
+            if failure is None:
+                raise
+            _report(RelaxError(f"{failure}; what was written before is untouched"), directory, log_path)
+            raise typer.Exit(1) from error
 
 
 def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""The demonstration role: renders prompts with their reference answers as trajectories, for supervised stages.
+"""The demonstration role: renders prompts with their reference answers as trajectories, for stages that sample nothing.
 
-Consumes: group rows (`prompt`). Waits for: a group on the bus. Unblocked by: admission. The answer's tokens, its stop token
-included, are in the mask; nothing samples them, so they carry no version and no behaviour logprobs.
+Consumes: group rows (`prompt`). Waits for: a group on the bus. Unblocked by: admission. An answer's tokens, its stop token
+included, are in the mask; nothing samples them, so they carry no version and no behaviour logprobs. What a reference holds,
+one answer or a preferred pair, is the algorithm's `demonstrates`.
 """
 
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -22,10 +24,17 @@ from relax.services.row import trajectory_rows
 
 class Demonstration:
     def __init__(
-        self, bus: BusAccess, controller: ControllerAccess, renderer: Renderer, max_context_tokens: int, batch: int = 64
+        self,
+        bus: BusAccess,
+        controller: ControllerAccess,
+        renderer: Renderer,
+        max_context_tokens: int,
+        demonstrates: str = "answer",
+        batch: int = 64,
     ) -> None:
         self._bus, self._controller, self._renderer = bus, controller, renderer
         self._max_context_tokens = max_context_tokens
+        self._answers = ANSWERS[demonstrates]
         self._batch = batch
 
     async def run(self) -> NoReturn:
@@ -36,25 +45,51 @@ class Demonstration:
         rows: list[RowPut] = []
         for group in map(GroupId, fetched.ids):
             try:
-                trajectory = self.demonstrate(prompt_from_json(fetched.get(group, "prompt")))
-                rows += trajectory_rows(trajectory_id(group, 0), trajectory, sampled=False)
+                trajectories = self.demonstrate(prompt_from_json(fetched.get(group, "prompt")))
             except DataError as error:
                 await self._controller.end(group, "failed", str(error)[:200])
+                continue
+            for sibling, trajectory in enumerate(trajectories):
+                rows += trajectory_rows(trajectory_id(group, sibling), trajectory, sampled=False)
         return rows
 
-    def demonstrate(self, prompt: Prompt) -> Trajectory:
-        """The prompt answered by its reference. Raises DataError when the reference is not text or does not fit."""
-        if not isinstance(prompt.reference, str):
-            raise DataError(
-                f"record {prompt.key} has reference {prompt.reference!r}; a supervised stage needs a string"
-            )
+    def demonstrate(self, prompt: Prompt) -> list[Trajectory]:
+        """The prompt answered by its reference, once or as a pair. Raises DataError when the reference is not usable or does not fit."""
         opened = self._renderer.encode(prompt.messages).token_ids
-        answer = self._renderer.encode_reply(prompt.reference)
+        return [self._answered(prompt, opened, text) for text in self._answers(prompt)]
+
+    def _answered(self, prompt: Prompt, opened: np.ndarray, text: str) -> Trajectory:
+        answer = self._renderer.encode_reply(text)
         length = len(opened) + len(answer)
         if length > self._max_context_tokens:
             raise DataError(f"record {prompt.key} has {length} tokens, over {self._max_context_tokens}")
-        turn = Turn(0, len(opened), length, "stop", prompt.reference)
-        return Trajectory((_segment(opened, answer),), (turn,), (text_message("assistant", prompt.reference),), "done")
+        turn = Turn(0, len(opened), length, "stop", text)
+        return Trajectory((_segment(opened, answer),), (turn,), (text_message("assistant", text),), "done")
+
+
+def _one_answer(prompt: Prompt) -> tuple[str, ...]:
+    """The reference itself."""
+    if not isinstance(prompt.reference, str):
+        raise DataError(f"record {prompt.key} has reference {prompt.reference!r}; a supervised stage needs a string")
+    return (prompt.reference,)
+
+
+def _preferred_pair(prompt: Prompt) -> tuple[str, ...]:
+    """The chosen text, then the rejected one."""
+    reference = prompt.reference
+    texts = [reference.get(key) for key in ("chosen", "rejected")] if isinstance(reference, dict) else []
+    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        raise DataError(
+            f'record {prompt.key} has reference {reference!r}; a preference stage needs {{"chosen": text, "rejected": text}}; '
+            "set reference_type: json on the source and name the key that holds it in reference_key"
+        )
+    if texts[0] == texts[1]:
+        raise DataError(f"record {prompt.key} prefers {texts[0]!r} to itself; a pair needs two different texts")
+    return texts[0], texts[1]
+
+
+ANSWERS: Mapping[str, Callable[[Prompt], tuple[str, ...]]] = {"answer": _one_answer, "preference": _preferred_pair}
+"""By `Algorithm.demonstrates`: the texts that answer a prompt, one trajectory each. They raise DataError."""
 
 
 def _segment(opened: np.ndarray, answer: np.ndarray) -> Segment:

@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from relax.core.completion import Sampling
 from relax.core.error import EngineError, TaskError
 from relax.core.id import GroupId, evaluation_id, trajectory_id
@@ -17,6 +15,7 @@ from relax.core.message import Prompt
 from relax.core.protocol import Renderer, RolloutEngine
 from relax.core.version import Version
 from relax.services.ledger import EvaluationRow
+from relax.services.pass_rate import set_metrics
 from relax.services.play import EpisodeLimits, Player
 from relax.services.task import Task
 from relax.tasks.score import score
@@ -29,12 +28,14 @@ LOAD_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSet:
-    """`samples` trajectories of every prompt."""
+    """`samples` trajectories of every prompt; pass@k for each of `ks`, where a reward of `threshold` solves a prompt."""
 
     name: str
     prompts: Sequence[Prompt]
     samples: int
     sampling: Sampling
+    ks: tuple[int, ...] = ()
+    threshold: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """`metrics` holds `eval/<set>/reward` and `eval/<set>/failed`."""
+    """`metrics` holds `eval/<set>/reward`, `eval/<set>/failed` and `eval/<set>/pass@<k>`, and those of each source of a mixed set."""
 
     step: int
     metrics: dict[str, float]
@@ -53,7 +54,10 @@ class EvaluationResult:
 
 
 class Evaluation:
-    """`report` receives each result; `number` gives event numbers for ledger rows."""
+    """`report` receives each result; `number` gives event numbers for ledger rows.
+
+    `done` are samples that an interrupted evaluation left, by id, which are not taken again; `on_sample` is told of each new one.
+    """
 
     def __init__(
         self,
@@ -67,11 +71,15 @@ class Evaluation:
         number: Callable[[], int],
         report: Callable[[EvaluationResult], None],
         next_number: int = 0,
+        done: Mapping[str, EvaluationRow] | None = None,
+        on_sample: Callable[[EvaluationRow], None] = lambda row: None,
     ) -> None:
         self._engine, self._store, self._renderer, self._tasks = engine, store, renderer, tasks
         self._sets, self._limits = sets, limits
         self._places = asyncio.Semaphore(concurrency)
         self._number, self._report = number, report
+        self._done: Mapping[str, EvaluationRow] = done or {}
+        self._on_sample = on_sample
         self._requests: asyncio.Queue[EvaluationRequest] = asyncio.Queue(maxsize=2)
         self._loaded: Version | None = None
         self.next_number = next_number
@@ -99,10 +107,10 @@ class Evaluation:
         rows: list[EvaluationRow] = []
         for evaluated in self._sets:
             found = await self._run_set(evaluated, request)
-            rows += found
-            rewards = [row.reward if row.reward is not None else 0.0 for row in found]
-            metrics[f"eval/{evaluated.name}/reward"] = float(np.mean(rewards))
-            metrics[f"eval/{evaluated.name}/failed"] = float(sum(row.failure is not None for row in found))
+            rows += [row for of_prompt in found for row in of_prompt]
+            metrics |= set_metrics(
+                evaluated.name, _by_source(evaluated.prompts, found), evaluated.ks, evaluated.threshold
+            )
         self._report(EvaluationResult(request.step, metrics, rows))
 
     async def _load(self, version: Version) -> None:
@@ -117,14 +125,16 @@ class Evaluation:
         check_proof("evaluation", self._store.manifest(version), report)
         self._loaded = version
 
-    async def _run_set(self, evaluated: EvaluationSet, request: EvaluationRequest) -> list[EvaluationRow]:
+    async def _run_set(self, evaluated: EvaluationSet, request: EvaluationRequest) -> list[list[EvaluationRow]]:
+        """The samples of each prompt, in order."""
         player = Player(self._renderer, self._engine, evaluated.sampling, self._limits)
         runs = []
         for prompt in evaluated.prompts:
             group = evaluation_id(self.next_number)
             self.next_number += 1
             runs += [self._sample(player, evaluated, request, prompt, group, s) for s in range(evaluated.samples)]
-        return list(await asyncio.gather(*runs))
+        rows = await asyncio.gather(*runs)
+        return [list(rows[start : start + evaluated.samples]) for start in range(0, len(rows), evaluated.samples)]
 
     async def _sample(
         self,
@@ -136,6 +146,9 @@ class Evaluation:
         sibling: int,
     ) -> EvaluationRow:
         """One trajectory and its reward. Its time limit begins when the engine has a place for it."""
+        id = trajectory_id(group, sibling)
+        if id in self._done:
+            return self._done[id]
         task = self._tasks[prompt.task]
         reward, failure, text = None, None, ""
         async with self._places:
@@ -149,5 +162,15 @@ class Evaluation:
                 failure = "timeout"
             except (TaskError, EngineError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        id = trajectory_id(group, sibling)
-        return EvaluationRow(id, self._number(), evaluated.name, request.step, reward, failure, text[:2000])
+        row = EvaluationRow(id, self._number(), evaluated.name, request.step, reward, failure, text[:2000])
+        self._on_sample(row)
+        return row
+
+
+def _by_source(
+    prompts: Sequence[Prompt], found: Sequence[Sequence[EvaluationRow]]
+) -> dict[str, list[Sequence[EvaluationRow]]]:
+    groups: dict[str, list[Sequence[EvaluationRow]]] = {}
+    for prompt, rows in zip(prompts, found, strict=True):
+        groups.setdefault(prompt.key.source, []).append(rows)
+    return groups

@@ -1,12 +1,12 @@
 """The rollout role: runs the episodes of admitted groups.
 
 Consumes: group rows (`prompt`, `base`). Waits for: a group on the bus, then a free engine place for each sibling.
-Unblocked by: admission, and any sibling that ends. Writes each trajectory as soon as it exists; a trajectory that fails is
-tried again and then written as a failure with its reason (AC4), never dropped silently.
+Unblocked by: admission, and any sibling that ends. Writes each trajectory as soon as it exists; one that fails is tried again
+and then written as a failure with its reason (AC4). A group that was interrupted goes on with the siblings that are missing.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relax.bus.row import Receipt, RowPut
@@ -68,12 +68,22 @@ class Rollout:
 
     async def _dispatch(self, receipt: Receipt, siblings: TaskSet) -> None:
         group = GroupId(receipt.ids[0])
-        fetched = await self._bus.fetch(receipt)
-        size = self._settings.group_size
-        run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, size)
-        for sibling in range(size):
+        try:
+            fetched = await self._bus.fetch(receipt)
+            missing = self._missing(group, await self._bus.written(receipt.lease))
+            if not missing:
+                await self._bus.ack(receipt.lease)
+        except LateError:
+            return  # the group ended, or its lease ran out, between the take and now
+        run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, len(missing))
+        for sibling in missing:
             await self._places.acquire()  # no deadline: places come back when a trajectory ends, which has one
             siblings.start(trajectory_id(group, sibling), self._run_sibling(run, sibling))
+
+    def _missing(self, group: GroupId, written: Mapping[str, Sequence[str]]) -> list[int]:
+        """The siblings that no earlier holder of the group has written: a row of a trajectory is written whole."""
+        siblings = range(self._settings.group_size)
+        return [sibling for sibling in siblings if "turns" not in written.get(trajectory_id(group, sibling), ())]
 
     async def _run_sibling(self, run: GroupRun, sibling: int) -> None:
         try:

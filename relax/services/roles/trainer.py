@@ -2,62 +2,43 @@
 
 Consumes: whole groups of samples with every column the loss needs. Waits for: the controller to bind groups to the step
 (ST3), or to say that the step is complete. Unblocked by: the last column of a group, a verdict, a step that closes.
-Micro-batches run as soon as they are full (LO2); the update waits for the last group of the step.
+Micro-batches run as soon as they are full (LO2) and the update waits for the last group; an algorithm with columns of step
+scope or several updates waits for the whole step first (TQ10).
+
+What is trained is a function of the taken receipts in their order and of their rows alone: no clock, no set and no arrival of
+anything else decides which rows share a micro-batch or an update. A replay of the receipts trains the same bits (DE3).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from relax.algorithms.gap import GapByAge
-from relax.bus.row import Fetched
 from relax.core.algorithm import Algorithm
-from relax.core.batch import ForwardBackward, TrainRow, merge_measures
+from relax.core.batch import Measure, TrainRow, merge_measures
 from relax.core.error import InvariantError
-from relax.core.id import SampleId, parent_of
+from relax.core.id import index_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
 from relax.services.access import TRAINER, BusAccess, ControllerAccess, StepOutcome
-from relax.services.consume import by_group
-from relax.services.row import oldest_version, read_turns
+from relax.services.plan import make_plan
+from relax.services.roles.old_logprobs import OldLogprobs
+from relax.services.roles.step_column import StepColumns
+from relax.services.roles.update import TrainerParts, TrainerSettings, Update, UpdateResult, cut_updates
+from relax.services.row import oldest_version
 from relax.services.statistic import StepStatistics
-from relax.training.packing import pack, split
+from relax.services.train_group import TrainGroup, read_groups
+
+__all__ = ["Dump", "Publish", "Trainer", "TrainerSettings", "measured_loss"]
 
 Publish = Callable[[int, bool], Awaitable[None]]
-"""Called after each step with the new step number and whether the update was applied."""
+"""Called after each step with the new step number and whether the step changed the weights."""
 
 
 Dump = Callable[[int, Sequence[TrainRow]], None]
-"""Called with the rows of a step whose loss or gradient was not finite (LO6)."""
+"""Called with the rows of an update whose loss or gradient was not finite (LO6)."""
 
 
 def measured_loss(algorithm: Algorithm, step: int) -> LossFn:
     """The algorithm's loss; for sampled tokens, with the engine-trainer logprob gap by age beside it (LO7)."""
     return GapByAge(algorithm.loss, step) if algorithm.tokens_from == "rollout" else algorithm.loss
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """`in_order` cuts micro-batches in id order once the step is complete (DE2); else they are cut as groups arrive."""
-
-    microbatch_tokens: int
-    max_staleness: int
-    in_order: bool = False
-
-
-@dataclass(slots=True)
-class StepWork:
-    """What the current step has gathered: rows waiting for a micro-batch, lengths per group, and sums so far."""
-
-    waiting: list[TrainRow] = field(default_factory=list)
-    trained: list[TrainRow] = field(default_factory=list)
-    group_lengths: list[np.ndarray] = field(default_factory=list)
-    passes: list[ForwardBackward] = field(default_factory=list)
-    leases: list[str] = field(default_factory=list)
-
-    @property
-    def waiting_tokens(self) -> int:
-        return sum(len(row) for row in self.waiting)
 
 
 class Trainer:
@@ -73,10 +54,13 @@ class Trainer:
         dump: Dump,
     ) -> None:
         self._bus, self._controller = bus, controller
-        self._backend, self._compute = backend, compute
         self._algorithm, self._settings = algorithm, settings
         self._publish, self._dump = publish, dump
-        self._loss = algorithm.loss
+        self._parts = TrainerParts(backend, compute, algorithm, settings)
+        plan = make_plan(algorithm)
+        old_logprobs = OldLogprobs(backend, compute, settings.microbatch_tokens, settings.in_order)
+        self._step_columns = StepColumns(plan, algorithm, old_logprobs, compute)
+        self._streams = not (plan.step_roles or algorithm.updates > 1 or settings.in_order)
 
     async def run(self, first_step: int, end_step: int) -> None:
         """Train steps `first_step .. end_step - 1`; step k publishes version k + 1."""
@@ -84,117 +68,92 @@ class Trainer:
             await self.step(step)
 
     async def step(self, step: int) -> None:
-        work, statistics = StepWork(), StepStatistics(step)
-        self._loss = measured_loss(self._algorithm, step)
+        statistics = StepStatistics(step)
+        update = Update(self._parts, measured_loss(self._algorithm, step), statistics)
+        taken: list[TrainGroup] = []
+        leases: list[str] = []
         while True:
-            taken = await self._controller.take(TRAINER)
-            if taken.step != step:
+            portion = await self._controller.take(TRAINER)
+            if portion.step != step:
                 raise InvariantError(
-                    "TQ10", f"the controller binds groups to step {taken.step}, the trainer is at {step}"
+                    "TQ10", f"the controller binds groups to step {portion.step}, the trainer is at {step}"
                 )
-            if taken.receipt is None:
+            if portion.receipt is None:
                 break
-            work.leases.append(taken.receipt.lease)
-            self._collect(await self._bus.fetch(taken.receipt), work, statistics)
-            if not self._settings.in_order:
-                await self._train(work, statistics, flush=False)
-        await self._train(work, statistics, flush=True)
-        await self._finish(step, work, statistics)
+            leases.append(portion.receipt.lease)
+            groups = read_groups(await self._bus.fetch(portion.receipt), self._algorithm)
+            for group in groups:
+                self._bound_staleness(group, statistics)
+                statistics.add_group(group)
+            taken += groups
+            if self._streams:
+                update.add(groups)
+                await update.train(flush=False)
+        results = [await update.apply()] if self._streams else await self._train_whole(taken, statistics)
+        await self._finish(step, results, leases, statistics)
 
-    def _collect(self, fetched: Fetched, work: StepWork, statistics: StepStatistics) -> None:
-        """Cut the taken groups into rows with their token weights (LO3)."""
-        for group, samples in by_group(fetched).items():
-            trajectories = list(dict.fromkeys(parent_of(sample) or "" for sample in samples))
-            masks = {id: self._mask(id, fetched) for id in trajectories}
-            lengths = np.array([int(masks[id].sum()) for id in trajectories], dtype=np.int64)
-            weights = dict(zip(trajectories, self._algorithm.aggregate.token_weights(lengths), strict=True))
-            work.group_lengths.append(lengths)
-            for sample in samples:
-                parent = parent_of(sample) or ""
-                work.waiting.append(self._row(sample, masks[parent], float(weights[parent]), fetched))
-            self._check_staleness(group, trajectories, fetched, statistics)
-            statistics.add_group(trajectories, fetched, int(lengths.sum()))
+    async def _train_whole(self, taken: list[TrainGroup], statistics: StepStatistics) -> list[UpdateResult]:
+        """The step's columns, then its updates one after the other; what follows one that is not finite is left out (LO6)."""
+        if self._settings.in_order:
+            taken = sorted(taken, key=lambda group: index_of(group.id))
+        with statistics.timed("columns"):
+            statistics.add_measures(await self._step_columns.add(taken))
+        results: list[UpdateResult] = []
+        for groups in cut_updates(taken, self._algorithm.updates) or [[]]:
+            update = Update(self._parts, measured_loss(self._algorithm, statistics.step), statistics)
+            update.add(groups)
+            results.append(await update.apply())
+            if not results[-1].finite:
+                break
+        return results
 
-    def _mask(self, trajectory: str, fetched: Fetched) -> np.ndarray:
-        """What is trained of a trajectory: nothing of one that could not be judged (AC4), nor of a truncated one by option."""
-        mask = fetched.get(trajectory, "mask")
-        if self._algorithm.advantages is not None and fetched.get(trajectory, "reward") is None:
-            return np.zeros_like(mask)
-        if self._algorithm.masks_truncated and read_turns(fetched.get(trajectory, "turns")).end == "truncated":
-            return np.zeros_like(mask)
-        return mask
-
-    def _row(self, sample: str, mask: np.ndarray, weight: float, fetched: Fetched) -> TrainRow:
-        start, end = (int(x) for x in fetched.get(sample, "span"))
-        columns = {}
-        for name in self._loss.columns:
-            values = fetched.get(sample, name)
-            columns[name] = values if len(values) == end - start else values[start:end]
-        return TrainRow(
-            SampleId(sample),
-            fetched.get(sample, "token_ids")[start:end],
-            mask[start:end],
-            np.where(mask[start:end], weight, 0.0).astype(np.float32),
-            columns,
-        )
-
-    def _check_staleness(
-        self, group: str, trajectories: list[str], fetched: Fetched, statistics: StepStatistics
-    ) -> None:
-        """ST1, asserted where the tokens enter the loss."""
+    def _bound_staleness(self, group: TrainGroup, statistics: StepStatistics) -> None:
+        """ST1, asserted where the tokens enter the loss; by option tokens over the bound are masked instead (ST5)."""
         if self._algorithm.tokens_from != "rollout":
             return
-        for id in trajectories:
-            oldest = oldest_version(fetched.get(id, "versions"))
+        bound = statistics.step - self._settings.max_staleness
+        if self._settings.masks_over_age:
+            group.mask_older(bound)
+        for id, mask in group.masks.items():
+            versions = group.fetched.get(id, "versions")
+            oldest = oldest_version(versions[mask] if self._settings.masks_over_age else versions)
             if oldest is None:
                 continue
-            staleness = statistics.step - oldest
-            statistics.add_staleness(staleness)
-            if staleness > self._settings.max_staleness:
+            statistics.add_staleness(statistics.step - oldest)
+            if oldest < bound:
                 raise InvariantError(
                     "ST1",
-                    f"group {group} holds a token of version {oldest} at step {statistics.step}, "
+                    f"group {group.id} holds a token of version {oldest} at step {statistics.step}, "
                     f"bound {self._settings.max_staleness}",
                 )
 
-    async def _train(self, work: StepWork, statistics: StepStatistics, flush: bool) -> None:
-        """Run the micro-batches that are full; with `flush`, all that is left."""
-        budget = self._settings.microbatch_tokens
-        if not work.waiting or (not flush and work.waiting_tokens < budget):
-            return
-        rows, work.waiting = work.waiting, []
-        trainable = [row for row in rows if self._has_gradient(row)]
-        statistics.skipped_rows += len(rows) - len(trainable)
-        if not trainable:
-            return
-        shards = split(pack(trainable, budget, in_order=self._settings.in_order), self._backend.num_replicas)
-        with statistics.timed("train"):
-            result = await self._compute.run(self._backend.forward_backward, shards, self._loss)
-        work.passes.append(result)
-        work.trained += trainable
-
-    def _has_gradient(self, row: TrainRow) -> bool:
-        """False for a row whose gradient is exactly zero: its forward pass is left out, its weight still counts."""
-        if not row.mask.any():
-            return False
-        return not self._algorithm.skips_zero_advantage or bool(np.any(row.columns["advantages"]))
-
-    async def _finish(self, step: int, work: StepWork, statistics: StepStatistics) -> None:
-        normalizer = self._algorithm.aggregate.normalizer(work.group_lengths)
-        finite = all(result.finite for result in work.passes)
-        has_work = bool(work.passes) and normalizer > 0
-        with statistics.timed("optim"):
-            report = await self._compute.run(self._backend.optim_step, normalizer if has_work and finite else 0.0)
-        nonfinite = not (finite and report.finite)
-        if nonfinite:
-            self._dump(step, work.trained)
-        reason = "nonfinite" if nonfinite else ("" if report.applied else "nothing to train")
-        metrics = statistics.metrics(merge_measures([result.measures for result in work.passes]))
-        if work.passes and normalizer > 0 and not nonfinite:
-            metrics["train/loss"] = sum(result.loss for result in work.passes) / normalizer
-            metrics["train/grad_norm"] = report.grad_norm
-        metrics["train/learning_rate"] = report.learning_rate
-        for lease in work.leases:
+    async def _finish(
+        self, step: int, results: Sequence[UpdateResult], leases: Sequence[str], statistics: StepStatistics
+    ) -> None:
+        lost = next((result for result in results if not result.finite), None)
+        if lost is not None:
+            self._dump(step, lost.rows)
+        applied = any(result.report.applied for result in results)
+        reason = "nonfinite" if lost is not None else ("" if applied else "nothing to train")
+        metrics = {**statistics.metrics(_measures(results)), **_update_metrics(results)}
+        for lease in leases:
             await self._bus.ack(lease)
-        next_step = await self._controller.applied(StepOutcome(step, report.applied, reason, metrics))
-        await self._publish(next_step, report.applied)
+        next_step = await self._controller.applied(StepOutcome(step, applied, reason, metrics))
+        await self._publish(next_step, applied)
+
+
+def _measures(results: Sequence[UpdateResult]) -> Mapping[str, Measure]:
+    return merge_measures([part.measures for result in results for part in result.passes])
+
+
+def _update_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
+    """Loss and gradient of a step, over those of its updates that trained something."""
+    metrics = {
+        "train/learning_rate": results[-1].report.learning_rate,
+        "train/updates": float(sum(result.report.applied for result in results)),
+    }
+    trained = [result for result in results if result.trained]
+    if trained and all(result.finite for result in results):
+        metrics["train/loss"] = sum(one.loss for one in trained) / sum(one.normalizer for one in trained)
+        metrics["train/grad_norm"] = sum(one.report.grad_norm for one in trained) / len(trained)
+    return metrics

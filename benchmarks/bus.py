@@ -1,0 +1,296 @@
+"""Put and take of a TransferQueue in this process, against a copy of the same bytes in the same run.
+
+    python -m benchmarks.bus [--quick] [--profile CASE]
+
+Cases: 1,024 rows of up to 4,096 tokens (int32 ids, float32 logprobs, bool mask), regular and ragged; tensors of 4 MB at 1, 4
+and 16 clients; 8 small rows at a time. A case is put, take, fetch of every cell and ack. `copy` is each cell copied once into
+memory of its own. Every kind of storage runs the same work, interleaved; the best round counts. Last line: one JSON object.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import pstats
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.outcome import Aim, best_seconds, report
+from relax.bus.log import MemoryLog
+from relax.bus.queue import TransferQueue
+from relax.bus.row import RowPut, Subscription
+from relax.bus.storage import MemoryStorage
+from relax.core.column import COLUMNS, Column, Scope
+from relax.core.id import Table, group_id, trajectory_id
+from relax.core.protocol import Storage
+from relax.runtime.clock import LoopClock
+
+TENSOR = Column("tensor", Table.trajectory, "float32", ("N",), Scope.trajectory, "bulk for this benchmark")
+COLUMNS_HERE = COLUMNS | {"tensor": TENSOR}
+TOKEN_COLUMNS = ("token_ids", "behaviour_logprobs", "mask")
+GROUP_SIZE = 8
+SHARE_AIM, JOURNAL_AIM = 0.5, 0.2
+KINDS = ("memory", "journal")
+
+ROW_REASON = (
+    "each row is an object, an id and three cells handled in Python; columns put and fetched as one packed array for many "
+    "rows would reach it"
+)
+COPY_REASON = "a writeable array is copied and its page faults are paid once more; hand over read-only arrays"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` are the cells of each trajectory row; `clients` producers and as many readers share them, `per_put` at a time."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: Sequence[Mapping[str, Any]]
+    clients: int = 1
+    per_put: int = GROUP_SIZE
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(cell.nbytes for row in self.rows for cell in row.values())
+
+
+def token_rows(count: int, tokens: int, ragged: bool, writeable: bool = False) -> list[dict[str, Any]]:
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, tokens + 1, count) if ragged else np.full(count, tokens)
+    rows = [
+        {
+            "token_ids": random.integers(0, 1000, length, dtype=np.int32),
+            "behaviour_logprobs": random.random(length, dtype=np.float32),
+            "mask": random.random(length) > 0.5,
+        }
+        for length in lengths
+    ]
+    return rows if writeable else [_read_only(row) for row in rows]
+
+
+def tensor_rows(count: int, num_bytes: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(0)
+    return [_read_only({"tensor": random.random(num_bytes // 4, dtype=np.float32)}) for _ in range(count)]
+
+
+def _read_only(row: dict[str, Any]) -> dict[str, Any]:
+    for cell in row.values():
+        cell.flags.writeable = False
+    return row
+
+
+# --- what is measured --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_storage(kind: str) -> Iterator[tuple[Storage, MemoryLog]]:
+    """A storage and its log, gone afterwards: in memory, or journaled into a folder."""
+    if kind == "memory":
+        yield MemoryStorage(COLUMNS_HERE), MemoryLog(LoopClock(), keep=200)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _open_journal(Path(folder))
+
+
+def has_journal() -> bool:
+    return False
+
+
+def _open_journal(folder: Path) -> Iterator[tuple[Storage, MemoryLog]]:
+    raise NotImplementedError(folder)
+
+
+def make_queue(storage: Storage, log: MemoryLog) -> TransferQueue:
+    return TransferQueue(COLUMNS_HERE, storage, log, LoopClock(), max_rows=1 << 20, max_bytes=1 << 40)
+
+
+async def open_case(queue: TransferQueue, case: Case) -> list[list[RowPut]]:
+    """Admit the groups of a case; returns its puts. Admission is not measured."""
+    await queue.subscribe(Subscription("producer", Table.group, ("base",)))
+    await queue.subscribe(Subscription("reader", Table.trajectory, case.columns))
+    puts: list[list[RowPut]] = []
+    for number in range(-(-len(case.rows) // case.per_put)):
+        group = group_id(number)
+        rows = case.rows[number * case.per_put : (number + 1) * case.per_put]
+        await queue.admit(group, {"base": np.int64(0)}, len(rows), 1 + len(rows), 0)
+        puts.append([RowPut(trajectory_id(group, sibling), cells) for sibling, cells in enumerate(rows)])
+    return puts
+
+
+async def perform(queue: TransferQueue, case: Case, puts: list[list[RowPut]]) -> int:
+    """Every row through the queue; returns the bytes that readers saw. Clients are tasks, each with a share of the groups."""
+    by_group = {rows[0].id.split("/")[0]: rows for rows in puts}
+    seen = 0
+
+    async def produce(client: int, count: int) -> None:
+        for _ in range(count):
+            receipt = await queue.take("producer", f"producer {client}")
+            await queue.put(by_group[receipt.ids[0]], receipt.lease)
+            await queue.ack(receipt.lease)
+
+    async def read(client: int, count: int) -> None:
+        nonlocal seen
+        while count > 0:
+            receipt = await queue.take("reader", f"reader {client}", max_rows=min(64, count))
+            fetched = await queue.fetch(receipt)
+            for row in fetched.ids:
+                for cell in fetched.cells[row].values():
+                    seen += touch(cell)
+            await queue.ack(receipt.lease)
+            count -= len(receipt.ids)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in range(case.clients):
+            groups = puts[client :: case.clients]
+            tasks.create_task(produce(client, len(groups)))
+            tasks.create_task(read(client, sum(len(rows) for rows in groups)))
+    return seen
+
+
+def touch(cell: Any) -> int:
+    """Its bytes, all of them in memory afterwards; a mapped file is read 64 KiB around every place that is looked at."""
+    if cell.nbytes <= 1 << 16:
+        cell.item(0), cell.item(-1)
+    else:
+        cell[:: (1 << 12) // cell.itemsize].max()
+    return int(cell.nbytes)
+
+
+async def time_case(case: Case, kind: str, profile: cProfile.Profile | None = None) -> float:
+    """Seconds from the first put to the last ack."""
+    with open_storage(kind) as (storage, log):
+        queue = make_queue(storage, log)
+        puts = await open_case(queue, case)
+        started = time.perf_counter()
+        if profile is not None:
+            profile.enable()
+        seen = await perform(queue, case, puts)
+        if profile is not None:
+            profile.disable()
+        seconds = time.perf_counter() - started
+        assert seen == case.num_bytes, f"{case.name}: {seen} of {case.num_bytes} bytes came out"
+        await queue.close()
+    return seconds
+
+
+def copy_seconds(case: Case, rounds: int) -> float:
+    return best_seconds(lambda: [cell.copy() for row in case.rows for cell in row.values()], rounds)
+
+
+def contiguous_seconds(case: Case, rounds: int) -> float:
+    """The machine's best: one block onto memory that is there already."""
+    source = np.concatenate([cell.view(np.uint8) for row in case.rows for cell in row.values()])
+    target = source.copy()
+    return best_seconds(lambda: np.copyto(target, source), rounds)
+
+
+async def time_small(kind: str, rounds: int) -> list[float]:
+    """Seconds of each put + take + fetch + ack of 8 rows of 64 tokens."""
+    case = Case("small", TOKEN_COLUMNS, token_rows(GROUP_SIZE * rounds, 64, ragged=False))
+    seconds = []
+    with open_storage(kind) as (storage, log):
+        queue = make_queue(storage, log)
+        puts = await open_case(queue, case)
+        for rows in puts:
+            lease = (await queue.take("producer", "producer")).lease
+            started = time.perf_counter()
+            await queue.put(rows, lease)
+            receipt = await queue.take("reader", "reader", max_rows=GROUP_SIZE)
+            await queue.fetch(receipt)
+            await queue.ack(receipt.lease)
+            seconds.append(time.perf_counter() - started)
+            await queue.ack(lease)
+            await queue.end(group_id(len(seconds) - 1))
+        await queue.close()
+    return seconds
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def make_cases(quick: bool) -> list[Case]:
+    rows, tokens = (64, 512) if quick else (1024, 4096)
+    tensors, size = (16, 1 << 16) if quick else (64, 4 << 20)
+    regular = token_rows(rows, tokens, ragged=False)
+    cases = [
+        Case("regular rows", TOKEN_COLUMNS, regular),
+        Case("regular rows, one put", TOKEN_COLUMNS, regular, per_put=rows),
+        Case("ragged rows", TOKEN_COLUMNS, token_rows(rows, tokens, ragged=True)),
+        Case("writeable rows", TOKEN_COLUMNS, token_rows(rows, tokens, ragged=False, writeable=True)),
+    ]
+    bulk = tensor_rows(tensors, size)
+    return cases + [Case(f"tensors, {clients} clients", ("tensor",), bulk, clients, 1) for clients in (1, 4, 16)]
+
+
+async def measure(case: Case, kinds: Sequence[str], rounds: int) -> dict[str, float]:
+    """Best seconds per kind of storage, and of the copies."""
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for kind in kinds:
+            seconds = await time_case(case, kind)
+            best[kind] = min(seconds, best.get(kind, seconds))
+        seconds = copy_seconds(case, 1)
+        best["copy"] = min(seconds, best.get("copy", seconds))
+    return best | {"memcpy": contiguous_seconds(case, rounds)}
+
+
+def aims_of(figures: Mapping[str, Mapping[str, float]]) -> list[Aim]:
+    aims = []
+    for name, best in figures.items():
+        reason = COPY_REASON if name.startswith("writeable") else ROW_REASON
+        for kind in KINDS:
+            if kind in best:
+                share = best["copy"] / best[kind]
+                aims.append(Aim(f"{name}, {kind}: throughput / copy of the same bytes", share, SHARE_AIM, reason=reason))
+        if "journal" in best:
+            cost = best["journal"] / best["memory"] - 1
+            reason = "the journal writes every byte once more, into the page cache"
+            aims.append(Aim(f"{name}: cost of the journal", cost, JOURNAL_AIM, "lower", reason))
+    return aims
+
+
+def show_profile(case: Case, kind: str) -> None:
+    profile = cProfile.Profile()
+    asyncio.run(time_case(case, kind, profile))
+    pstats.Stats(profile).sort_stats("tottime").print_stats(22)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds; the best of each counts")
+    parser.add_argument("--profile", metavar="CASE", help="print where the time of one case goes, and end")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds or (2 if arguments.quick else 7)
+    kinds = KINDS if has_journal() else KINDS[:1]
+    cases = make_cases(arguments.quick)
+    if arguments.profile:
+        for kind in kinds:
+            show_profile(next(case for case in cases if case.name == arguments.profile), kind)
+        return
+    figures: dict[str, dict[str, float]] = {}
+    for case in cases:
+        figures[case.name] = best = asyncio.run(measure(case, kinds, rounds))
+        rates = "  ".join(f"{name} {case.num_bytes / seconds / 1e9:6.2f} GB/s" for name, seconds in best.items())
+        row_us = best["memory"] / len(case.rows) * 1e6
+        print(f"{case.name:24s} {case.num_bytes / 1e6:7.1f} MB  {rates}  {row_us:7.1f} us/row", flush=True)
+    small: dict[str, dict[str, float]] = {}
+    for kind in kinds:
+        seconds = asyncio.run(time_small(kind, 50 if arguments.quick else 2000))
+        p50, p99 = (float(x) * 1e6 for x in np.percentile(seconds, (50, 99)))
+        small[kind] = {"p50_us": round(p50, 1), "p99_us": round(p99, 1)}
+        print(f"8 small rows, {kind}: p50 {p50:.0f} us, p99 {p99:.0f} us")
+    rates = {
+        case.name: {name: case.num_bytes / seconds for name, seconds in figures[case.name].items()} for case in cases
+    }
+    report("bus", aims_of(figures), quick=arguments.quick, bytes_per_s=rates, small_rows=small)
+
+
+if __name__ == "__main__":
+    main()

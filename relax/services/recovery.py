@@ -1,0 +1,342 @@
+"""Recovery: from a snapshot and the journal's tail to the state of the moment at which the run was killed (RR2, RR3).
+
+Called by the run before its stages, and by the simulation. It replays what the journal says on the same objects that had
+made it happen: gate, register, bus index, data source. Then it ends what died with the process: leases go back, steps that
+no snapshot covers are trained again as they were taken, and groups that lost their rows are admitted again.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
+
+from relax.bus.index import BusIndex
+from relax.bus.journal import Journal
+from relax.bus.log import MemoryLog
+from relax.bus.queue import read_group
+from relax.bus.row import Fetched
+from relax.core.column import COLUMNS, Column
+from relax.core.error import TransportError, UserError
+from relax.core.event import Event
+from relax.core.id import GroupId
+from relax.core.message import Json, Prompt
+from relax.core.protocol import Source
+from relax.services.access import TRAINER
+from relax.services.controller import Controller, StepState
+from relax.services.gate_state import Take
+from relax.services.register import Ending
+from relax.services.resume import RunState
+
+_report = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """What recovery needs to know of a stage: its name, the limits of its bus, and its source, at the cut's cursor or fresh."""
+
+    name: str
+    max_rows: int
+    max_bytes: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredStage:
+    """A stage that goes on: its bus as it was, and its source behind the last prompt that was drawn."""
+
+    name: str
+    index: BusIndex
+    source: Source
+
+
+@dataclass(slots=True)
+class TakeLog:
+    """What each step took, in portions: one for each lease of the trainer (TQ8)."""
+
+    portions: dict[int, list[Take]] = field(default_factory=dict)
+    leases: dict[str, Take] = field(default_factory=dict)
+
+    def add(self, take: Take, lease: str | None = None) -> None:
+        self.portions.setdefault(take.step, []).append(take)
+        if lease is not None:
+            self.leases[lease] = take
+
+    def give_back(self, lease: str) -> None:
+        take = self.leases.pop(lease, None)
+        if take is not None:
+            self.portions[take.step].remove(take)
+
+    def forget_from(self, step: int) -> None:
+        """The trainer restarted there: what it takes from now on counts."""
+        self.portions = {known: takes for known, takes in self.portions.items() if known < step}
+        self.leases.clear()
+
+    def of(self, steps: range) -> list[Take]:
+        return [take for step in steps for take in self.portions.get(step, ())]
+
+
+Observer = Callable[[int, list[Take], Callable[[GroupId], Fetched]], None]
+"""Called at the end of every step in the tail with what it took, while its rows are still there."""
+
+
+class Recovery:
+    """`stage_at` gives the place of stage number `i`. The controller's gate and register are restored in place."""
+
+    def __init__(
+        self,
+        state: RunState,
+        journal: Journal,
+        columns: Mapping[str, Column],
+        log: MemoryLog,
+        controller: Controller,
+        stage_at: Callable[[int], StagePlace],
+        on_step: Observer = lambda step, takes, read: None,
+    ) -> None:
+        assert state.bus is not None, "a cut without a bus has no tail"
+        self._state, self._journal, self._columns, self._log = state, journal, columns, log
+        self._controller, self._gate, self._register = controller, controller.gate, controller.register
+        self._stage_at, self._on_step = stage_at, on_step
+        self._number = state.stage
+        self._place = stage_at(state.stage)
+        self._prompts = iter(self._place.source)
+        self._index = BusIndex.load(state.bus, columns, log, self._place.max_rows, self._place.max_bytes)
+        self._again = [GroupId(group) for group in state.controller["again"]]
+        self._steps = StepState(**state.controller["step"])
+        self._takes = TakeLog()
+
+    def run(self, up_to: int | None = None) -> RecoveredStage:
+        """Restore the cut and replay what followed, up to event `up_to` if given. Nothing is appended yet."""
+        self._restore()
+        for event in self._tail(up_to):
+            try:
+                self._adopt(event.kind, event.data)
+            except TransportError as error:
+                _report.warning("the journal ends before event %d, which cannot be used: %s", event.number, error)
+                break
+            self._log.start_at(event.number + 1)
+            self._replay(event)
+        self._journal.storage.end_scan()
+        return RecoveredStage(self._place.name, self._index, self._place.source)
+
+    def finish(self) -> None:
+        """End what died with the process; from here on events are appended."""
+        self._journal.begin(self._log.last_number + 1)
+        self._index.release_all("the process that held it ended")
+        self._settle()
+        self._roll_back()
+        self._withdraw()
+        self._controller.restore(self._again, self._steps)
+
+    # --- the cut ---
+
+    def _restore(self) -> None:
+        controller = self._state.controller
+        self._log.start_at(self._state.event + 1)
+        self._journal.storage.scan()
+        self._gate.restore(controller["gate"])
+        self._register.restore(controller["register"])
+        try:
+            self._adopt_all()
+        except TransportError as error:
+            raise UserError(
+                f"the journal does not hold what the snapshot of step {self._state.step} needs: {error}; bring its files "
+                "back, or remove the whole folder journal to resume from the snapshot alone"
+            ) from error
+        for group, prompt in self._register.outstanding():
+            if self._gate.holds(group):
+                bounds = self._gate.base_of(group), self._gate.deadline_of(group)
+                self._register.projection.admitted(group, prompt, *bounds, self._place.name)
+        self._register.restore_unsettled(controller["register"], self._read, self._place.name)
+
+    def _adopt_all(self) -> None:
+        assert self._state.bus is not None
+        for tree in self._state.bus["groups"].values():
+            for row, known in tree["rows"].items():
+                for column in known["cells"]:
+                    self._journal.storage.adopt(row, column)
+
+    def _tail(self, up_to: int | None) -> Iterator[Event]:
+        for event in self._journal.tail(self._state.event):
+            if up_to is not None and event.number > up_to:
+                return
+            yield event
+
+    def _read(self, group: GroupId) -> Fetched:
+        return read_group(self._index, self._journal.storage, group)
+
+    # --- the tail ---
+
+    def _replay(self, event: Event) -> None:
+        kind, data = event.kind, event.data
+        before = _BEFORE.get(kind)
+        if before is not None:
+            before(self, data)
+        self._gate.apply(kind, data)
+        for row in self._index.apply(kind, data).dropped:
+            self._journal.storage.drop(row)
+        after = _AFTER.get(kind)
+        if after is not None:
+            after(self, data)
+
+    def _adopt(self, kind: str, data: Mapping[str, Json]) -> None:
+        """Find the cells that an event names, before anything of it is applied."""
+        rows = data["rows"] if kind == "bus/put" else [{"id": data["group"], **data}] if kind == "bus/admit" else ()
+        for row in rows:
+            for column in row["cells"]:
+                self._journal.storage.adopt(row["id"], column)
+
+    def _begin_stage(self, data: Mapping[str, Json]) -> None:
+        self._number += 1
+        self._place = self._stage_at(self._number)
+        if self._place.name != data["name"]:
+            raise UserError(
+                f"the journal goes on with stage {data['name']!r}, the recipe with {self._place.name!r}: stages that have "
+                "begun must stay as they were"
+            )
+        self._prompts = iter(self._place.source)
+        self._index = BusIndex(self._columns, self._log, self._place.max_rows, self._place.max_bytes)
+        self._again, self._steps = [], StepState()
+
+    def _admitted(self, data: Mapping[str, Json]) -> None:
+        group = GroupId(data["group"])
+        if self._register.account.is_outstanding(group):
+            prompt = self._register.prompt(group)
+            self._again.remove(group)
+        else:
+            prompt = self._draw(group, data["key"])
+        self._register.admitted(group, prompt, data["base"], data["deadline"], self._place.name)
+
+    def _draw(self, group: GroupId, key: list[Json]) -> Prompt:
+        """The prompt that was drawn for a group: the same source gives it again. Raises UserError when it does not (B5)."""
+        prompt = next(self._prompts)
+        if list(astuple(prompt.key)) != key:
+            raise UserError(
+                f"the data has changed since the run was interrupted: group {group} was prompt {key} "
+                f"(source, record, pass, attempt), now it would be {list(astuple(prompt.key))}; bring back data.sources as it was"
+            )
+        return prompt
+
+    def _raised(self, data: Mapping[str, Json]) -> None:
+        group = GroupId(data["group"])
+        if self._register.account.is_outstanding(group):
+            self._register.raised(group, data["base"], data["deadline"])
+
+    def _ended(self, data: Mapping[str, Json]) -> None:
+        group = GroupId(data["group"])
+        self._register.ended(group, self._read(group), data["state"], data["reason"])
+        self._steps.lost += 1
+
+    def _stepped(self, data: Mapping[str, Json]) -> None:
+        step = data["step"] - 1
+        self._on_step(step, self._takes.of(range(step, step + 1)), self._read)
+        for group in map(GroupId, data["groups"]):
+            self._register.stepped(group, self._read(group), Ending(data["state"], data["reason"], step))
+        if not self._gate.is_retaking:
+            self._steps.lost = 0
+
+    def _settled(self, data: Mapping[str, Json]) -> None:
+        self._register.settled(map(GroupId, data["groups"]))
+
+    def _withdrawn(self, data: Mapping[str, Json]) -> None:
+        self._again.append(GroupId(data["group"]))
+
+    def _rolled_back(self, data: Mapping[str, Json]) -> None:
+        for take in map(Take.from_json, data["takes"]):
+            for group in take.groups:
+                self._register.reopened(group)
+        self._takes.forget_from(data["step"])
+
+    def _leased(self, data: Mapping[str, Json]) -> None:
+        if data["consumer"] == TRAINER and not self._gate.is_retaking:
+            groups = [GroupId(unit) for unit in data["units"]]
+            self._takes.add(self._gate.portion(self._gate.step, groups), data["lease"])
+
+    def _retaken(self, data: Mapping[str, Json]) -> None:
+        self._takes.add(self._gate.portion(data["step"], [GroupId(group) for group in data["groups"]]))
+
+    def _returned(self, data: Mapping[str, Json]) -> None:
+        for lease in data["leases"]:
+            self._takes.give_back(lease)
+
+    # --- after the tail ---
+
+    def _settle(self) -> None:
+        """The snapshot covers these ends, and the process died before it could say so."""
+        groups = self._register.unsettled(self._state.step)
+        for row in self._index.settle(groups).dropped:
+            self._journal.storage.drop(row)
+        self._register.settled(groups)
+
+    def _roll_back(self) -> None:
+        """Steps that no snapshot covers are trained again; what the step under way had taken goes back, or is taken again."""
+        gate = self._gate
+        steps = list(range(self._state.step, gate.step))
+        takes = self._takes.of(range(self._state.step, gate.step))
+        if gate.is_retaking:
+            takes += [*self._takes.of(range(gate.step, gate.step + 1)), *gate.retakes]
+            steps += gate.retaken_steps
+        else:
+            gate.put_back(gate.taken_groups())
+        if not steps:
+            return
+        groups = [group for take in takes for group in take.groups]
+        for group in groups:
+            self._register.reopened(group)
+        self._index.unack(TRAINER, [group for group in groups if group not in self._index.missing(groups)])
+        gate.rollback(self._state.step, takes, sorted(set(steps)))
+
+    def _withdraw(self) -> None:
+        """Groups without a row, and at S = 0 those of a version that is not there any more, are admitted again (WS1)."""
+        gate = self._gate
+        at_gate = gate.outstanding_groups()
+        unusable = self._index.missing(at_gate)
+        if gate.max_staleness == 0:
+            unusable |= {group for group in at_gate if gate.base_of(group) > self._state.step}
+        for group in sorted(unusable):
+            gate.withdraw(group)
+            for row in self._index.end(group).dropped:
+                self._journal.storage.drop(row)
+            self._again.append(group)
+
+
+_BEFORE: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
+    "gate/stage": Recovery._begin_stage,
+    "gate/end": Recovery._ended,
+    "gate/advance": Recovery._stepped,
+    "gate/rollback": Recovery._rolled_back,
+    "bus/settle": Recovery._settled,
+}
+_AFTER: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
+    "gate/admit": Recovery._admitted,
+    "gate/start": Recovery._raised,
+    "gate/withdraw": Recovery._withdrawn,
+    "gate/retake": Recovery._retaken,
+    "bus/lease": Recovery._leased,
+    "bus/release": Recovery._returned,
+    "bus/expire": Recovery._returned,
+}
+
+
+def recover(
+    state: RunState,
+    journal: Journal | None,
+    log: MemoryLog,
+    controller: Controller,
+    stage_at: Callable[[int], StagePlace],
+) -> RecoveredStage | None:
+    """Bring back what `state` and the journal's tail say; the stage that goes on, or None when its groups are admitted again."""
+    if journal is not None and state.bus is not None and journal.has(state.event):
+        recovery = Recovery(state, journal, COLUMNS, log, controller, stage_at)
+        recovered = recovery.run()
+        recovery.finish()
+        return recovered
+    register = controller.register
+    log.start_at(state.event + 1)
+    controller.gate.reset(state.step)
+    register.restore(state.controller["register"])
+    register.restore_unsettled(state.controller["register"], lambda group: Fetched((), {}), stage_at(state.stage).name)
+    register.settled(register.unsettled(state.step))
+    controller.restore([group for group, _ in register.outstanding()], StepState())
+    if journal is not None:
+        journal.discard()
+        journal.begin(state.event + 1)
+    return None

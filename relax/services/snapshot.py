@@ -1,0 +1,131 @@
+"""Snapshots and checkpoints of a run: the consistent cut, the trainer's state, and their place in the journal (TQ8, RR4, WS1).
+
+Called by the publisher before a version goes out (snapshot), and by the run (checkpoint). A snapshot is for restart in place
+and has a tail in the journal; a checkpoint is for people and stands alone. Both are complete or ignored.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from relax.bus.journal import Journal, Mark
+from relax.bus.log import MemoryLog
+from relax.core.message import Json
+from relax.core.protocol import Compute, Source, TrainBackend
+from relax.services.controller import Controller
+from relax.services.ledger import Ledger
+from relax.services.resume import BACKEND_FOLDER, RunState
+from relax.training.checkpoint import CheckpointStore, read_meta
+
+KEPT = 2
+"""Snapshots that are kept: the newest, and the one before it, from which `relax replay` trains again."""
+
+
+@dataclass(slots=True)
+class StageCursor:
+    """The stage under way: its number, and the source of its prompts."""
+
+    index: int = 0
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trainable:
+    """The trainer's state and the threads that read and write it."""
+
+    backend: TrainBackend
+    compute: Compute
+    writer: Compute
+
+
+class Snapshots:
+    """`streams` gives the cursors of all data sources; `incarnation` that of the versions now published."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        log: MemoryLog,
+        ledger: Ledger,
+        journal: Journal | None,
+        snapshots: CheckpointStore,
+        checkpoints: CheckpointStore,
+        stages: list[tuple[str, int]],
+        streams: Callable[[], dict[str, dict[str, Json]]],
+        incarnation: Callable[[], int],
+        trainable: Callable[[], Trainable],
+    ) -> None:
+        self._controller, self._log, self._ledger, self._journal = controller, log, ledger, journal
+        self._snapshots, self._checkpoints = snapshots, checkpoints
+        self._stages, self._streams, self._incarnation = stages, streams, incarnation
+        self._trainable = trainable
+        self.cursor = StageCursor()
+        self._marks: dict[int, Mark] = {}
+        self._last_step = -1
+
+    def adopt(self, state: RunState) -> None:
+        """The run resumed with this state: what is on the disk already counts."""
+        self._last_step = state.step
+        for path in self._snapshots.complete():
+            meta = read_meta(path)
+            if meta.get("segment") is not None:
+                self._marks[meta["step"]] = Mark(meta["event"], meta["segment"])
+
+    async def snapshot(self) -> None:
+        """Snapshot the moment between two steps; then what it covers is settled (TQ2)."""
+        mark = None if self._journal is None else self._journal.cut(self._log.last_number)
+        state = self._cut(mark)
+        await self._flush(state)
+        await self._write(self._snapshots, state)
+        self._last_step = state.step
+        await self._controller.settle(state.step)
+        if mark is not None:
+            self._prune(state.step, mark)
+
+    async def checkpoint(self) -> None:
+        """A checkpoint of this moment. Everything it needs is in it: what the steps so far ended is settled first."""
+        if self._journal is not None and self._last_step != self._controller.gate.step:
+            await self.snapshot()
+        state = self._cut(None)
+        await self._flush(state)
+        await self._write(self._checkpoints, state)
+
+    # --- parts ---
+
+    def _cut(self, mark: Mark | None) -> RunState:
+        """Made without waiting for anything, so it is of one moment."""
+        controller, cursor = self._controller, self.cursor
+        assert cursor.source is not None
+        state = RunState(
+            step=controller.gate.step,
+            stage=cursor.index,
+            stages=self._stages,
+            event=self._log.last_number,
+            incarnation=self._incarnation(),
+            controller=controller.dump(),
+            source=cursor.source.state(),
+            streams=self._streams(),
+        )
+        return state if mark is None else replace(state, bus=controller.dump_bus(), segment=mark.segment)
+
+    async def _flush(self, state: RunState) -> None:
+        """The ledger holds everything that ended before the cut; what ends meanwhile has a later event number."""
+        projection = self._controller.register.projection
+        projection.note("account", state.controller["register"]["account"])
+        await projection.flush()
+
+    async def _write(self, store: CheckpointStore, state: RunState) -> None:
+        trainable = self._trainable()
+        captured = await trainable.compute.run(trainable.backend.capture)
+        await trainable.writer.run(self._write_files, store, state, captured)
+
+    def _write_files(self, store: CheckpointStore, state: RunState, captured: Json) -> None:
+        """On the writer's thread: everything is on the disk itself before the snapshot counts."""
+        if self._journal is not None:
+            self._journal.sync()
+        store.write(state.step, lambda folder: captured.write(str(folder / BACKEND_FOLDER)), state.to_json())
+
+    def _prune(self, step: int, mark: Mark) -> None:
+        assert self._journal is not None
+        self._marks[step] = mark
+        for old in sorted(self._marks)[:-KEPT]:
+            del self._marks[old]
+        self._journal.prune(self._marks[min(self._marks)])
