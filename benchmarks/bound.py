@@ -50,8 +50,9 @@ Requests = Callable[[int], tuple[Sequence[float], bool]]
 class Recurrence:
     """Admissions in order of their places' times, steps as soon as no later admission could change them."""
 
-    def __init__(self, requests: Requests, times: StageTimes, window: Window) -> None:
+    def __init__(self, requests: Requests, times: StageTimes, window: Window, most_admitted: int = 1 << 20) -> None:
         self._requests, self._times, self._window = requests, times, window
+        self._most_admitted = most_admitted
         self._places = [0.0] * ((window.max_staleness + 1) * window.groups_per_step)
         self._slots = [0.0] * times.slots
         self._pool: list[Ready] = []
@@ -65,10 +66,10 @@ class Recurrence:
             place = self._places[0] if self._places else INFINITY
             if chosen and max(ready.time for ready in chosen) <= place:
                 self._close(chosen)
-            elif place < INFINITY:
+            elif self._admitted < self._most_admitted:
                 self._admit(heappop(self._places))
             else:
-                raise ValueError("no place is left and no step can close; is every group filtered?")
+                raise ValueError(f"{self._admitted} groups and {len(self.published)} steps; is every group filtered?")
         return self.published
 
     def _admit(self, time: float) -> None:

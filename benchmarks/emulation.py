@@ -1,7 +1,7 @@
 """A run of the real services on virtual time, with stage times that a benchmark gives: emulated engines, judge and trainer.
 
 Used by `pipeline` and `controller`. Controller, gate, bus, roles, router, weight service and ledger are the real ones. The clock
-jumps, so virtual seconds are exact and wall seconds are what the services themselves cost.
+jumps, so virtual seconds are exact and processor time is what the services themselves cost.
 """
 
 import asyncio
@@ -198,4 +198,3 @@ def emulate(profile: Profile, inspect: Callable[[EmulatedRun], T]) -> T:
             run.ledger.close()
 
     return run_virtual(main(), PATIENCE_S)
-

@@ -33,7 +33,10 @@ class Aim:
 
 
 def report(benchmark: str, aims: Sequence[Aim], *, quick: bool = False, **figures: Any) -> None:
-    """Print the aims for a reader and the whole as the last line."""
+    """Print the aims for a reader and the whole as the last line.
+
+    Of the figures, `table` (`header`, `rows` of texts) and `notes` (sentences) are shown in docs/benchmarks.md too.
+    """
     for aim in aims:
         sign = ">=" if aim.better == "higher" else "<="
         print(f"{'met   ' if aim.met else 'MISSED'} {aim.name}: {aim.value:.4g} {aim.unit} (aim {sign} {aim.aim:g})")

@@ -48,7 +48,11 @@ class Stopwatch:
         for part, classes in parts.items():
             for owner in classes:
                 for name, function in list(vars(owner).items()):
-                    if inspect.isfunction(function) and not name.startswith("_") and not inspect.isgeneratorfunction(function):
+                    if (
+                        inspect.isfunction(function)
+                        and not name.startswith("_")
+                        and not inspect.isgeneratorfunction(function)
+                    ):
                         original.append((owner, name, function))
                         setattr(owner, name, self._timed(f"{part}.{name}", function))
         try:

@@ -123,8 +123,9 @@ class SegmentStorage:
 
     # --- recovery ---
 
-    def scan(self) -> None:
-        """Read what earlier processes wrote, so that `adopt` finds it."""
+    def scan(self, mark: int) -> None:
+        """Read what earlier processes wrote, so that `adopt` finds it. `mark` is the newest snapshot's: numbers rise from there."""
+        self._number = max(self._number, mark)
         for number, path in segment_files(self._directory):
             self._segments[number] = Segment(path, last_drop=self._number)
             for row, column, value in read_segment(path):

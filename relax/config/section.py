@@ -14,6 +14,7 @@ from relax.config.component import component
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """Letters, digits, `_` and `-`: a name is a part of ids, metrics, file names and override paths."""
+StopString: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 Source: TypeAlias = Annotated[ComponentConfig, component("relax.data.table:SOURCES", common=("name", "task", "weight"))]
 Optimizer: TypeAlias = Annotated[ComponentConfig, component("relax.training.table:OPTIMIZERS", default="adamw")]
@@ -118,6 +119,16 @@ class TaskConfig(Config):
     """Fewest survivors that are still trained; a group with fewer ends as failed."""
 
 
+class FilterSection(Config):
+    """How many groups one step may lose: filtered by the algorithm, or failed (LO5)."""
+
+    max_per_step: PositiveInt | None = None
+    """Groups that may end untrained while one step fills; null: sixteen times `groups_per_step`."""
+    then: Literal["close", "stop"] = "close"
+    """`close`: the step trains on what it has, as soon as nothing is due (ST4); three steps in a row without any group stop the
+    run. `stop`: the run stops at once, with a checkpoint and the reasons."""
+
+
 class StageConfig(Config):
     """One stage of training: an algorithm for a number of steps."""
 
@@ -137,9 +148,8 @@ class StageConfig(Config):
     """Replaces `training.schedule` in this stage."""
     max_staleness: NonNegativeInt | None = None
     """Replaces `rollout.max_staleness` in this stage; 0 is on-policy, null is unset."""
-    max_lost_groups: PositiveInt | None = None
-    """Groups that may end untrained (filtered, failed) while one step fills, before the step closes short (ST4); null:
-    sixteen times `groups_per_step`."""
+    filter: FilterSection = Field(default_factory=FilterSection)
+    """How many groups a step may lose to the algorithm's filter and to failures."""
 
     @property
     def num_updates(self) -> int:
@@ -167,7 +177,7 @@ class SamplingSection(Config):
     """Nucleus sampling; 1 is off."""
     top_k: NonNegativeInt = 0
     """Samples from the k likeliest tokens; 0 is off."""
-    stop: Annotated[tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
+    stop: Annotated[tuple[StopString, ...], Field(max_length=16)] = ()
     """Strings that end a completion, beside the tokenizer's own end. The token that completes one is kept and trained; the text that
     environments and rewards see ends before it."""
 
@@ -186,8 +196,15 @@ class RolloutSection(Config):
 
     max_staleness: NonNegativeInt = 1
     """Most steps between the weights that sampled a token and the step that trains on it (ST1); 0 is synchronous."""
-    over_age: Literal["wait"] = "wait"
-    """What happens to a group that is late (ST5)."""
+    over_age: Literal["wait", "mask", "requeue"] = "wait"
+    """What happens to a group that is late: it is due, still runs, and the step could be filled without it (ST5). `wait`: the step
+    waits. `mask`: it gets one step more, and its tokens over `max_staleness` are not trained. `requeue`: it is dropped and its
+    prompt sampled again with other seeds."""
+    max_requeues: NonNegativeInt = 2
+    """Times that `over_age: requeue` may drop the same prompt; then the step waits for it."""
+    oversample: NonNegativeInt = 0
+    """Groups in flight beyond what steps can train: a step takes those that are ready first, and what comes too late for its
+    last step ends as surplus."""
     on_load: Literal["recompute", "keep", "drain", "abort"] = "recompute"
     """What happens to running requests when an engine loads new weights (WS6)."""
     replicas: PositiveInt = 1

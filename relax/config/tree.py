@@ -154,6 +154,15 @@ class RunConfig(Config):
                 yield ("stages", index, "max_staleness"), _not_on_policy(stage.max_staleness)
 
     @rule
+    def late_groups_need_staleness(self) -> Iterator[Violation]:
+        if self.rollout.over_age != "wait" and not any(self.max_staleness_of(stage) for stage in self.stages):
+            yield (
+                ("rollout", "over_age"),
+                f"is {self.rollout.over_age!r}, but at max_staleness 0 no group can be late (ST5); set it to 'wait', or raise "
+                "rollout.max_staleness",
+            )
+
+    @rule
     def context_holds_prompt_and_completion(self) -> Iterator[Violation]:
         context = self.rollout.max_context_tokens
         if context is None:
@@ -181,7 +190,7 @@ class RunConfig(Config):
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What is allowed but probably not meant, one sentence each, with the key path first."""
-    return [f"{path}: {text}" for found in (_sampling, _lengths, _evaluation, _unused) for path, text in found(config)]
+    return [f"{path}: {text}" for found in (_sampling, _bias, _lengths, _evaluation, _unused) for path, text in found(config)]
 
 
 def _sampling(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -196,6 +205,22 @@ def _sampling(config: RunConfig) -> Iterator[tuple[str, str]]:
                 f"is {value}: tokens are sampled from a cut distribution but logprobs are of the whole one (TK5), so "
                 "training is biased; leave it off unless that is wanted",
             )
+
+
+def _bias(config: RunConfig) -> Iterator[tuple[str, str]]:
+    rollout = config.rollout
+    if rollout.oversample:
+        yield (
+            "rollout.oversample",
+            f"is {rollout.oversample}: steps take the groups that finish first and drop the slowest, so training sees fewer long "
+            "answers than the policy writes; set it to 0 unless that bias is wanted",
+        )
+    if rollout.over_age == "requeue":
+        yield (
+            "rollout.over_age",
+            "is 'requeue': late groups are dropped and sampled again with other seeds, so training sees fewer long answers than "
+            "the policy writes; 'wait' and 'mask' keep them",
+        )
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:

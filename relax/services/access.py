@@ -41,12 +41,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What the trainer reports of a step: whether its update was applied, why not, and what it measured."""
+    """What the trainer reports of a step: whether its update was applied, why not, and what it measured.
+
+    `over_age` are taken groups of which every token was too old to be trained (ST5).
+    """
 
     step: int
     applied: bool
     reason: str
     metrics: dict[str, float]
+    over_age: tuple[GroupId, ...] = ()
 
 
 class ControllerAccess(Protocol):

@@ -35,7 +35,7 @@ from relax.runtime.compute import ComputeThread
 from relax.runtime.local import LocalLauncher
 from relax.runtime.pool import build_pool
 from relax.runtime.table import RUNTIMES
-from relax.services.check import capacity, max_context_tokens, max_rows
+from relax.services.check import capacity, gate_policy, max_context_tokens, max_rows
 from relax.services.controller import StageBounds
 from relax.services.fleet import Fleet
 from relax.services.plan import make_plan
@@ -46,6 +46,7 @@ from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
 from relax.services.stage import StageSetup
 from relax.services.task import Task
+from relax.services.timeline import Timeline
 from relax.tasks.table import ENVIRONMENTS, REWARDS
 from relax.training.table import BACKENDS
 from relax.weights.store import WeightStore
@@ -60,6 +61,7 @@ class Assembly:
     config: RunConfig
     quarantine: Quarantine
     clock: LoopClock = field(default_factory=LoopClock)
+    timeline: Timeline = field(default_factory=lambda: Timeline(Path(), every=0))
     computes: dict[str, Compute] = field(default_factory=dict)
     _engines: list[Any] = field(default_factory=list)
 
@@ -118,12 +120,13 @@ class Assembly:
 
     def wrap(self, name: str, target: object) -> object:
         """What roles get for a shared object: itself, or in strict mode a proxy that copies, freezes and reorders calls."""
-        return self._launcher.wrap(name, target)
+        return self._launcher.wrap(name, self.timeline.wrap(name, target))
 
     def compute(self, name: str) -> Compute:
         """The compute thread of a model-owning role."""
         if name not in self.computes:
-            self.computes[name] = ComputeThread(name, self.config.runtime.threads_per_role)  # type: ignore[attr-defined]
+            thread = ComputeThread(name, self.config.runtime.threads_per_role)  # type: ignore[attr-defined]
+            self.computes[name] = self.timeline.measured_compute(name, thread)
         return self.computes[name]
 
     @cached_property
@@ -276,11 +279,15 @@ class Assembly:
     def _task(self, name: str) -> Task:
         node = self.config.tasks[name]
         make = ENVIRONMENTS.component(node.env.type)
-        rewards = [(r, REWARDS.component(r.type)(r, pool=self.pool)) for r in node.rewards]
+        rewards = [
+            (label, r.weight, self.timeline.wrap(f"reward/{label}", REWARDS.component(r.type)(r, pool=self.pool)))  # type: ignore[attr-defined]
+            for r in node.rewards
+            for label in [r.name or r.type]  # type: ignore[attr-defined]
+        ]
         return Task(
             name=name,
             environment=lambda: make(node.env),
-            rewards=tuple((r.name or r.type, r.weight, reward) for r, reward in rewards),  # type: ignore[attr-defined]
+            rewards=tuple(rewards),
             timeout_s=node.timeout_s,
             max_turns=getattr(node.env, "max_turns", 1),
             max_attempts=node.max_attempts,
@@ -344,7 +351,9 @@ class Assembly:
                 node.groups_per_step,
                 staleness,
                 capacity(config, node).size,
-                max_lost=node.max_lost_groups or 16 * node.groups_per_step,
+                max_lost=node.filter.max_per_step or 16 * node.groups_per_step,
+                stops_when_lost=node.filter.then == "stop",
+                policy=gate_policy(config, node, plan.samples),
                 max_nonfinite_steps=config.training.max_nonfinite_steps,
             ),
             plan=plan,
@@ -355,7 +364,12 @@ class Assembly:
                 self.limits,
                 concurrency=max(1, self.slots * config.rollout.replicas * 5 // 4),
             ),
-            trainer=TrainerSettings(config.training.microbatch_tokens, staleness, in_order=config.run.deterministic),
+            trainer=TrainerSettings(
+                config.training.microbatch_tokens,
+                staleness,
+                in_order=config.run.deterministic,
+                masks_over_age=config.rollout.over_age == "mask",
+            ),
             max_rows=max_rows(config, node),
             max_bytes=int(config.bus.max_bytes),
         )

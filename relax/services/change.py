@@ -72,7 +72,7 @@ STAGE_RULES: tuple[Rule, ...] = (
     Rule("steps", "told", "a schedule that falls now ends with the new last step"),
     Rule("groups_per_step", "told", "groups in flight that no longer fit are made again"),
     Rule("max_staleness", "told", "groups in flight that no longer fit are made again"),
-    Rule("max_lost_groups", "free"),
+    Rule("filter", "free"),
     Rule("optimizer", "told", "it takes effect with the next step; the optimizer's state goes on"),
     Rule("schedule", "told", "the step within the stage goes on, so the learning rate may jump"),
     Rule("algorithm", "told", "the loss is another one from here on"),
@@ -113,8 +113,11 @@ class Changes:
 
 def judge(before: RunConfig, after: RunConfig, progress: Progress) -> Changes:
     """Compare the tree that a run was begun with and the one that it shall go on with."""
-    allowed, refused = [], list(_misfits(before, after, progress))
+    misfits = dict(_misfits(before, after, progress))
+    allowed, refused = list[str](), list(misfits.values())
     for difference in differences(before, after):
+        if difference.path in misfits:
+            continue
         verdict, why = _verdict(difference.path, before, after, progress)
         line = f"{difference}{f' ({why})' if why else ''}"
         (refused if verdict == "refused" else allowed).append(line)
@@ -207,22 +210,25 @@ def _fits(pattern: Sequence[str], path: tuple[str, ...]) -> bool:
     return len(pattern) <= len(path) and all(key in ("*", own) for key, own in zip(pattern, path, strict=False))
 
 
-def _misfits(before: RunConfig, after: RunConfig, progress: Progress) -> Iterator[str]:
-    """What only the whole of the stage under way shows."""
+def _misfits(before: RunConfig, after: RunConfig, progress: Progress) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What only the whole of the stage under way shows: the path that it speaks of, and a line."""
     if progress.step is None or progress.stage >= len(after.stages):
         return
     old, new = before.stages[progress.stage], after.stages[progress.stage]
     if old.name != new.name:
         return  # said already
+    path = ("stages", new.name)
     have, want = before.optimizer_of(old).type, after.optimizer_of(new).type
     if have != want:
-        yield f"stage {new.name}: optimizer {have} -> {want} (the checkpoint holds the state of the other one)"
+        line = f"stage {new.name}: optimizer {have} -> {want} (the checkpoint holds the state of the other one)"
+        yield (*path, "optimizer", "type"), line
     weights = [getattr(stage.algorithm, "kl_weight", 0.0) for stage in (old, new)]
     if not weights[0] and weights[1]:
-        yield f"stage {new.name}: kl_weight {weights[0]} -> {weights[1]} (the policy that the stage began with was not kept)"
+        why = "the policy that the stage began with was not kept"
+        yield (*path, "algorithm", "kl_weight"), f"stage {new.name}: kl_weight {weights[0]} -> {weights[1]} ({why})"
     end = sum(stage.steps for stage in after.stages[: progress.stage + 1])
     if end < progress.step:
-        yield f"stage {new.name}: it would end at step {end}, but step {progress.step} is reached"
+        yield (*path, "steps"), f"stage {new.name}: it would end at step {end}, but step {progress.step} is reached"
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
 from relax.services.controller import GroupSize
+from relax.services.gate_state import GatePolicy
 from relax.training.config import ScheduleConfig
 
 _TOKEN_BYTES = 40
@@ -42,14 +43,21 @@ def max_context_tokens(config: RunConfig) -> int:
 
 
 def capacity(config: RunConfig, stage: StageConfig) -> Capacity:
-    """Room for `(S + 1) * B` groups, and for the steps that are not settled before the next snapshot (TQ5)."""
+    """Room for `(S + 1) * B` groups and the oversampled, and for the steps that no snapshot has settled yet (TQ5)."""
     siblings: int = stage.algorithm.group_size  # type: ignore[attr-defined]
     tokens = max_context_tokens(config)
     rows = 1 + 2 * siblings
     num_bytes = _ROW_BYTES * rows + _TOKEN_BYTES * tokens * siblings + 8 * config.data.max_prompt_tokens
     unsettled = snapshot_interval(config, stage) if config.bus.journal else 1
-    groups = (config.max_staleness_of(stage) + 1 + unsettled) * stage.groups_per_step
+    groups = (config.max_staleness_of(stage) + 1 + unsettled) * stage.groups_per_step + config.rollout.oversample
     return Capacity(GroupSize(siblings, rows, num_bytes), groups)
+
+
+def gate_policy(config: RunConfig, stage: StageConfig, samples: bool) -> GatePolicy:
+    """The gate's policy in a stage: nothing is late that is not sampled, nor at `max_staleness` 0 (ST5)."""
+    rollout = config.rollout
+    over_age = rollout.over_age if samples and config.max_staleness_of(stage) > 0 else "wait"
+    return GatePolicy(over_age, rollout.max_requeues, rollout.oversample if samples else 0)
 
 
 def snapshot_interval(config: RunConfig, stage: StageConfig) -> int:

@@ -7,7 +7,7 @@ the bus (TQ5), and is unblocked by takes, ends, steps and loads.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from relax.core.message import Json, Prompt, prompt_to_json
 from relax.core.protocol import Candidate
 from relax.services.access import TRAINER, StepOutcome, Taken
 from relax.services.account import Account, EndState
-from relax.services.gate import Gate
+from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS, Gate
+from relax.services.gate_state import GatePolicy
 from relax.services.register import Ending, Register
 from relax.services.signal import Signal
 
@@ -35,7 +36,10 @@ class GroupSize:
 
 @dataclass(frozen=True, slots=True)
 class StageBounds:
-    """Steps `first .. end - 1` belong to the stage. `max_lost` groups may end untrained in one step before it closes (ST4)."""
+    """Steps `first .. end - 1` belong to the stage.
+
+    When `max_lost` groups have ended untrained in one step it closes short (ST4), or the run stops with `stops_when_lost`.
+    """
 
     name: str
     first: int
@@ -44,6 +48,8 @@ class StageBounds:
     max_staleness: int
     size: GroupSize
     max_lost: int
+    stops_when_lost: bool = False
+    policy: GatePolicy = GatePolicy()
     max_empty_steps: int = 3
     max_nonfinite_steps: int = 3
 
@@ -72,7 +78,7 @@ class StopRequested(RelaxError):
 
 
 class NoProgressError(UserError):
-    """Too many steps in a row trained nothing; raised between two steps, where a checkpoint can be written (RR6)."""
+    """Too much was lost. Raised between two steps or by `take`, where a checkpoint can be written (RR6)."""
 
 
 class GateSampler:
@@ -99,6 +105,8 @@ class Controller:
         self._stopping = False
         self._state = StepState()
         self._again: list[GroupId] = []
+        self._requeued: list[GroupId] = []
+        self._retries: list[Prompt] = []
         self._trainer_leases: dict[str, tuple[GroupId, ...]] = {}
 
     # --- stages ---
@@ -123,12 +131,16 @@ class Controller:
 
     def begin_stage(self, bounds: StageBounds, bus: TransferQueue, live: Callable[[], int | None]) -> None:
         """B and S change here only, with an empty queue (ST8)."""
-        self.gate.begin_stage(bounds.groups_per_step, bounds.max_staleness, bounds.name)
+        self.gate.begin_stage(bounds.groups_per_step, bounds.max_staleness, bounds.name, bounds.policy)
         self._stage, self._state = Stage(bounds, bus, live), StepState()
 
     def continue_stage(self, bounds: StageBounds, bus: TransferQueue, live: Callable[[], int | None]) -> None:
-        """A stage that an earlier process began, on the bus that recovery brought back."""
+        """A stage that an earlier process began, on the bus that recovery brought back; groups that fit no more come again."""
+        unfit = self.gate.change(bounds.groups_per_step, bounds.max_staleness, bounds.policy)
+        self._again = sorted([*self._again, *unfit], key=index_of)
         self._stage = Stage(bounds, bus, live)
+        if bounds.stops_when_lost:
+            self._state.lost = 0  # else a run that was stopped for it could never go on
         self._state.closing = self._state.lost >= bounds.max_lost
 
     async def request_stop(self) -> None:
@@ -145,15 +157,16 @@ class Controller:
             "gate": self.gate.dump(),
             "register": self.register.dump(),
             "again": list(self._again),
+            "retries": [prompt_to_json(prompt) for prompt in self._retries],
             "step": asdict(self._state),
         }
 
     def dump_bus(self) -> dict[str, Json]:
         return self._bus.dump()
 
-    def restore(self, again: Sequence[GroupId], step: StepState) -> None:
-        """Go on from a snapshot; gate and register are restored by themselves. `again` are outstanding and not at the gate."""
-        self._again, self._state = sorted(again, key=index_of), step
+    def restore(self, again: Sequence[GroupId], step: StepState, retries: Sequence[Prompt] = ()) -> None:
+        """Go on from a snapshot. `again` are outstanding and not at the gate, `retries` requeued and not yet admitted again."""
+        self._again, self._state, self._retries = sorted(again, key=index_of), step, list(retries)
 
     async def settle(self, before: int) -> None:
         """A complete snapshot covers the steps before `before`: what they ended is final and its rows leave (TQ2)."""
@@ -165,7 +178,9 @@ class Controller:
     # --- admission ---
 
     async def admit(self, prompts: Iterator[Prompt]) -> None:
-        """Admit what the stage can use, groups to readmit first. Endless while the stage lasts: ended groups are replaced."""
+        """Admit what the stage can use, groups to readmit first, then requeued prompts. Endless while the stage lasts."""
+        for group in self._again:
+            await self._bus.end(group)  # one that no longer fitted the bounds has left its rows
         while True:
             await self.changed.wait_for(self._may_admit)  # no deadline: the stall watch finds a stage that cannot go on
             if self._again:
@@ -175,7 +190,7 @@ class Controller:
                 await self._admit(*self._next(prompts))
 
     def _next(self, prompts: Iterator[Prompt]) -> tuple[GroupId, Prompt]:
-        prompt = next(prompts, None)
+        prompt = self._retries.pop(0) if self._retries else next(prompts, None)
         if prompt is None:
             raise UserError("the data ended before the stage did; a training source repeats its passes for ever")
         return self.register.next_group(), prompt
@@ -186,7 +201,8 @@ class Controller:
         live, gate, stage = self._current.live(), self.gate, self.stage
         if live is None or not gate.may_admit(live):
             return False
-        return gate.taken + gate.outstanding < (stage.end - gate.step) * gate.groups_per_step
+        needed = (stage.end - gate.step) * gate.groups_per_step + gate.policy.oversample
+        return gate.taken + gate.outstanding < needed
 
     async def _admit(self, group: GroupId, prompt: Prompt) -> None:
         live = self._current.live()
@@ -222,8 +238,7 @@ class Controller:
             return
         await self._end_group(group, state, reason)
         self._state.lost += 1
-        if self._state.lost >= self.stage.max_lost:
-            self._state.closing = True
+        self._state.closing = self._state.closing or self._state.lost >= self.stage.max_lost
         await self._wake()
 
     async def _end_group(self, group: GroupId, state: EndState, reason: str) -> None:
@@ -237,10 +252,22 @@ class Controller:
     # --- steps ---
 
     async def take(self, holder: str) -> Taken:
-        """Groups for the current step, as many as may be taken now; no receipt once the step is complete or closes short."""
+        """Groups for the current step, as many as may be taken now; no receipt once the step is complete or closes short.
+
+        Raises StopRequested, and NoProgressError when too many groups were lost and the stage says so (LO5).
+        """
+        while True:
+            try:
+                taken = await self._take(holder)
+            finally:
+                await self._requeue()  # before anything else sees the account: the gate has let go of these groups
+            if taken is not None:
+                return taken
+
+    async def _take(self, holder: str) -> Taken | None:
+        """None when it has to be asked again."""
         step = self.gate.step
-        if self._stopping:
-            raise StopRequested("stop requested")
+        self._check_stop()
         if self.gate.is_full or self._closes_now():
             return Taken(step, None)
         taking = asyncio.create_task(
@@ -255,16 +282,36 @@ class Controller:
             if taking.done():
                 self.changed.notify()
                 return Taken(step, taking.result())
-            if self._stopping:
-                raise StopRequested("stop requested")
-            return Taken(step, None)
+            self._check_stop()
+            return Taken(step, None) if self._closes_now() else None
         finally:
             for task in (taking, closing):
                 task.cancel()
             await asyncio.gather(taking, closing, return_exceptions=True)
 
+    async def _requeue(self) -> None:
+        """Groups that the gate dropped because they are late end, and their prompts are admitted as new attempts (ST5)."""
+        groups, self._requeued = self._requeued, []
+        for group in groups:
+            prompt = self.register.prompt(group)
+            await self._end_group(group, "dropped", REQUEUED)
+            self._retries.append(next_attempt(prompt))
+        if groups:
+            self.changed.notify()
+
+    def _check_stop(self) -> None:
+        if self._stopping:
+            raise StopRequested("stop requested")
+        if self._state.closing and self.stage.stops_when_lost:
+            raise NoProgressError(
+                f"{self._state.lost} groups ended untrained while step {self.gate.step} of stage {self.stage.name!r} was filled, "
+                f"which is all that filter.max_per_step allows: {self.account.counts()['reasons']}; look at them with "
+                "`relax show group`, change the filter or the task, raise the limit, or set filter.then: close [LO5]"
+            )
+
     def _take_ends(self) -> bool:
-        return self._stopping or self._closes_now()
+        is_lost = self._state.closing and self.stage.stops_when_lost
+        return self._stopping or is_lost or bool(self._requeued) or self._closes_now()
 
     def _closes_now(self) -> bool:
         """A step that lost too many groups closes short as soon as nothing is due (ST4); admission has stopped by then."""
@@ -274,9 +321,13 @@ class Controller:
         """Close the step: its groups end and the gate advances."""
         is_lost, is_retaken = outcome.reason == "nonfinite", self.gate.is_retaking
         ending = Ending("dropped" if is_lost else "trained", "nonfinite" if is_lost else "", outcome.step)
-        groups = self.gate.advance(ending.state, ending.reason)
+        surplus = self.gate.surplus()
+        groups = self.gate.advance(ending.state, ending.reason, outcome.over_age)
         for group in groups:
-            self.register.stepped(group, await self._bus.read(group), ending)
+            end = replace(ending, state="dropped", reason=OVER_AGE) if group in outcome.over_age else ending
+            self.register.stepped(group, await self._bus.read(group), end)
+        for group in surplus:
+            await self._end_group(group, "dropped", SURPLUS)
         if self._settles_at_once:
             await self.settle(outcome.step + 1)
         if self.gate.step == self.stage.end:
@@ -295,7 +346,7 @@ class Controller:
         for group, _ in self.register.outstanding():
             self.gate.end(group, "dropped", "the stage ended")
             await self._end_group(group, "dropped", "the stage ended")
-        self._again = []
+        self._again, self._retries = [], []
 
     def _judge(self, outcome: StepOutcome, num_groups: int) -> None:
         """Stop the run after too many steps that trained nothing, with the reason and what to change (LO5, LO6, A21)."""
@@ -317,7 +368,7 @@ class Controller:
     # --- leases that come back ---
 
     def on_event(self, event: Event) -> None:
-        """Listens to the bus: a trainer's lease that is released or expires puts its groups back (TQ2)."""
+        """Listens to bus and gate: a trainer's lease that is released or expires puts its groups back (TQ2)."""
         data = event.data
         if event.kind == "bus/lease" and data["consumer"] == TRAINER:
             self._trainer_leases[data["lease"]] = tuple(map(GroupId, data["units"]))
@@ -326,6 +377,11 @@ class Controller:
         elif event.kind in ("bus/release", "bus/expire"):
             for lease in data["leases"]:
                 self.gate.put_back(self._trainer_leases.pop(lease, ()))
+            self.changed.notify()
+        elif event.kind == "gate/move":
+            self.register.raised(GroupId(data["group"]), data["base"], data["deadline"])
+        elif event.kind == "gate/end" and data["reason"] == REQUEUED:
+            self._requeued.append(GroupId(data["group"]))
             self.changed.notify()
 
     def status(self) -> Mapping[str, Json]:
@@ -339,3 +395,8 @@ class Controller:
             "live": self._current.live(),
             "closing": self._state.closing,
         }
+
+
+def next_attempt(prompt: Prompt) -> Prompt:
+    """The same prompt with other request seeds (AC2, DE1)."""
+    return replace(prompt, key=replace(prompt.key, attempt=prompt.key.attempt + 1))

@@ -23,25 +23,36 @@ WEIGHT_BYTES = 4
 """Of one parameter in a checkpoint: float32."""
 OPTIMIZER_FACTOR = 3
 """Weights and the two running means of Adam."""
+SNAPSHOTS = 2
+"""Snapshots that a run keeps."""
 _REFUSED = {errno.ENOSPC: "is full", errno.EDQUOT: "is full", errno.EFBIG: "is full", errno.EROFS: "cannot be written"}
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes: one checkpoint, and what the bus may hold at once (its rows go to the journal)."""
+    """Bytes: one checkpoint, what the bus may hold at once (its rows go to the journal), and `copies` of a checkpoint that are kept
+    when all are there, snapshots and the one being written included; `there` is what exists of them."""
 
     checkpoint: int
     bus: int
+    copies: int
+    there: int
 
     @property
-    def total(self) -> int:
+    def least(self) -> int:
         return self.checkpoint + self.bus
 
+    @property
+    def most(self) -> int:
+        """What the run may come to use beyond what is there; every k-th and best checkpoints come on top."""
+        return max(self.least, self.copies * self.checkpoint + self.bus - self.there)
 
-def check_disk(config: RunConfig, directory: RunDirectory) -> None:
-    """Raises UserError when nothing can be written into the run directory, or not even one checkpoint and the bus fit."""
+
+def check_disk(config: RunConfig, directory: RunDirectory) -> list[str]:
+    """What to tell where space may become short. Raises UserError when nothing can be written into the run directory, or not even
+    one checkpoint and the bus fit."""
     try:
-        for folder in (directory.root, directory.checkpoints):
+        for folder in (directory.root, directory.checkpoints, directory.snapshots):
             if folder.is_dir():
                 probe = folder / ".probe"
                 write_whole(probe, b"x")
@@ -53,11 +64,17 @@ def check_disk(config: RunConfig, directory: RunDirectory) -> None:
             "or choose run.directory elsewhere"
         ) from error
     need = disk_need(config, directory)
-    if free < need.total:
+    if free < need.least:
         raise UserError(
-            f"{directory.root} has {readable(free)} of free space; the run needs at least {readable(need.total)}: one checkpoint of about "
+            f"{directory.root} has {readable(free)} of free space; the run needs at least {readable(need.least)}: one checkpoint of about "
             f"{readable(need.checkpoint)} and up to {readable(need.bus)} of rows; free some, or choose run.directory elsewhere"
         )
+    if free < need.most:
+        return [
+            f"the disk may become full: {readable(free)} are free, the run may use {readable(need.most)} for {need.copies} checkpoints and "
+            f"snapshots of about {readable(need.checkpoint)} and up to {readable(need.bus)} of rows"
+        ]
+    return []
 
 
 def disk_need(config: RunConfig, directory: RunDirectory) -> Need:
@@ -65,7 +82,9 @@ def disk_need(config: RunConfig, directory: RunDirectory) -> Need:
     newest = CheckpointStore(directory.checkpoints).newest()
     checkpoint = _size(newest) if newest is not None else OPTIMIZER_FACTOR * _weights(config)
     bus = max(min(int(config.bus.max_bytes), capacity(config, stage).num_bytes) for stage in config.stages)
-    return Need(checkpoint, bus)
+    copies = config.training.checkpoint.keep_last + SNAPSHOTS + 1
+    there = sum(_size(folder) for folder in (directory.checkpoints, directory.snapshots) if folder.is_dir())
+    return Need(checkpoint, bus, copies, there)
 
 
 def write_failure(error: BaseException) -> str | None:

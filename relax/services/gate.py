@@ -1,11 +1,13 @@
-"""The staleness gate: who may be admitted, who may be taken, when a step may close (ST1-ST4, ST6-ST8).
+"""The staleness gate: who may be admitted, who may be taken, when a step may close (ST1-ST8).
 
 A state object: the controller tells it what happened and asks what is allowed; it never waits and reads no clock. A verb
 checks the rules, applies one event and appends it; `apply` of the same events gives an equal gate (TQ8). It keeps no
 cumulative counter: the rules see groups outstanding and taken *now* (case A3). One count per deadline is enough.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from relax.core.error import InvariantError
@@ -13,7 +15,10 @@ from relax.core.event import Log
 from relax.core.id import GroupId
 from relax.core.message import Json
 from relax.core.protocol import Candidate
-from relax.services.gate_state import GateState, Take
+from relax.services.gate_state import GatePolicy, GateState, Take
+
+REQUEUED, SURPLUS, OVER_AGE = "requeued", "surplus", "over_age"
+"""Reasons of groups that the gate drops: late and admitted again, not needed any more, no token young enough (ST5)."""
 
 
 class Gate:
@@ -41,7 +46,11 @@ class Gate:
 
     @property
     def outstanding(self) -> int:
-        return len(self._state.outstanding) + sum(len(take.groups) for take in self._state.retakes)
+        return len(self._state.outstanding) + sum(len(take.groups) for take in self._state.pending)
+
+    @property
+    def policy(self) -> GatePolicy:
+        return self._state.policy
 
     @property
     def is_full(self) -> bool:
@@ -101,8 +110,15 @@ class Gate:
     # --- admission (ST2) ---
 
     def may_admit(self, live: int) -> bool:
-        """Whether a group that starts on version `live` has a place."""
-        return self.taken + self.outstanding < (live - self.step + self.max_staleness + 1) * self.groups_per_step
+        """Whether a group that starts on version `live` has a place, of its own or among the surplus, and is not overdue."""
+        steps = live - self.step + self.max_staleness + 1
+        return steps > 0 and self._places < steps * self.groups_per_step + self.policy.oversample
+
+    @property
+    def _places(self) -> int:
+        """tau + O. A step that is trained again has no place for others, even where it was short."""
+        again = len(self._state.retaken_steps) * self.groups_per_step if self.is_retaking else len(self._state.taken)
+        return again + len(self._state.outstanding)
 
     def admit(self, group: GroupId, live: int, key: Sequence[Json] = ()) -> int:
         """Admit with base version `live`; returns the deadline. `key` says which prompt it is, for whoever replays the event."""
@@ -120,7 +136,7 @@ class Gate:
         if entry.started:
             return entry.base
         base = max(live, entry.base)
-        deadline = entry.deadline + base - entry.base
+        deadline = max(entry.deadline, base + self.max_staleness)  # one that was moved keeps its deadline
         self._commit("gate/start", {"group": group, "base": base, "deadline": deadline})
         return base
 
@@ -144,29 +160,38 @@ class Gate:
         entry = self._state.outstanding.get(group)
         if entry is None or self.is_full:
             return False
-        return all(
-            self.due_by(due) < (due - self.step + 1) * self.groups_per_step - self.taken
-            for due in range(self.step, entry.deadline)
-        )
+        return self._leaves_room(entry.deadline, self._state.deadlines, self.taken)
+
+    def _leaves_room(self, deadline: int, deadlines: Mapping[int, int], taken: int) -> bool:
+        """ST3, for a group with this deadline when `taken` are taken; as many as are admitted to spare may be left behind."""
+        due = 0
+        for step in range(self.step, deadline):
+            due += deadlines.get(step, 0)
+            if due >= (step - self.step + 1) * self.groups_per_step - taken + self.policy.oversample:
+                return False
+        return True
 
     def choose(self, candidates: Sequence[Candidate], max_groups: int) -> list[str]:
         """Take up to `max_groups` of the ready candidates: earliest deadline first, then earliest ready. They are taken on return.
 
-        A step that is trained again takes what it took before, in the same portions.
+        Late groups are set aside before (ST5). A step that is trained again takes what it took before, in the same portions.
         """
         if self.is_retaking:
             return self._retake({candidate.id for candidate in candidates})
-        outstanding = self._state.outstanding
-        known = [c for c in candidates if GroupId(c.id) in outstanding]
-        known.sort(key=lambda c: (outstanding[GroupId(c.id)].deadline, c.ready_number))
+        self._set_aside(self.late(candidates))
         chosen: list[str] = []
-        for candidate in known:
+        for candidate in self._in_order(candidates):
             if len(chosen) >= max_groups or self.is_full:
                 break
             if self.may_take(GroupId(candidate.id)):
                 self.take(GroupId(candidate.id))
                 chosen.append(candidate.id)
         return chosen
+
+    def _in_order(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        outstanding = self._state.outstanding
+        known = [candidate for candidate in candidates if GroupId(candidate.id) in outstanding]
+        return sorted(known, key=lambda known: (outstanding[GroupId(known.id)].deadline, known.ready_number))
 
     def take(self, group: GroupId) -> int:
         """Bind a group to the current step (TQ10); returns the step."""
@@ -180,42 +205,96 @@ class Gate:
 
     def _retake(self, ready: set[str]) -> list[str]:
         """The next portion of the recorded take, once all of it is ready."""
-        portion = next((take.groups for take in self._state.retakes if take.step == self.step), None)
+        portion = next((take.groups for take in self._state.pending if take.step == self.step), None)
         if portion is None or not ready.issuperset(portion):
             return []
         self._commit("gate/retake", {"step": self.step, "groups": list(portion)})
         return list(portion)
 
     def put_back(self, groups: Iterable[GroupId]) -> None:
-        """Taken groups whose lease came back before their step was applied are outstanding again."""
+        """Taken groups whose lease came back before their step was applied are outstanding again, or to be taken again."""
         for group in groups:
             if group in self._state.taken:
                 self._commit("gate/put_back", {"group": group, "step": self.step})
+
+    # --- late groups (ST5) ---
+
+    def late(self, candidates: Sequence[Candidate]) -> tuple[GroupId, ...]:
+        """Groups that are due and still running, although without them the ready candidates would fill the step.
+
+        All of them or none: each one that is left holds the step back. With `requeue` those that were requeued often enough
+        are never late, so the step waits for them.
+        """
+        if self.policy.over_age == "wait" or self.is_full or self.is_retaking:
+            return ()
+        ready = self._in_order(candidates)
+        names = {candidate.id for candidate in ready}
+        late = [
+            group
+            for group, entry in self._state.outstanding.items()
+            if entry.deadline == self.step and group not in names and self._may_set_aside(entry.attempt)
+        ]
+        if not late or self._fills(ready, ()) or not self._fills(ready, late):
+            return ()
+        return tuple(late)
+
+    def _may_set_aside(self, attempt: int) -> bool:
+        return self.policy.over_age == "mask" or attempt < self.policy.max_requeues
+
+    def _fills(self, ready: Sequence[Candidate], aside: Collection[GroupId]) -> bool:
+        """Whether the ready groups would fill the step with these due groups set aside."""
+        deadlines, taken = Counter(self._state.deadlines), self.taken
+        deadlines[self.step] -= len(aside)
+        if self.policy.over_age == "mask":
+            deadlines[self.step + 1] += len(aside)
+        for candidate in ready:
+            deadline = self._state.outstanding[GroupId(candidate.id)].deadline
+            if taken < self.groups_per_step and self._leaves_room(deadline, deadlines, taken):
+                deadlines[deadline] -= 1
+                taken += 1
+        return taken == self.groups_per_step
+
+    def _set_aside(self, late: Iterable[GroupId]) -> None:
+        """`mask` gives late groups one step more, `requeue` drops them; their prompts are admitted again by the controller."""
+        for group in late:
+            if self.policy.over_age == "mask":
+                self._commit("gate/move", {"group": group, "base": self.base_of(group), "deadline": self.step + 1})
+            else:
+                self.end(group, "dropped", REQUEUED)
 
     # --- close (ST4) and advance (ST7) ---
 
     def may_close(self) -> bool:
         """Whether the step may close with fewer than B groups: nothing outstanding would then come due too early."""
         if self.is_retaking:
-            return not any(take.step == self.step for take in self._state.retakes)
+            return not any(take.step == self.step for take in self._state.pending)
         if self.is_full:
             return True
         last = self.step + self.max_staleness
         return all(self.due_by(due) <= (due - self.step) * self.groups_per_step for due in range(self.step, last + 1))
 
-    def advance(self, state: str = "trained", reason: str = "") -> tuple[GroupId, ...]:
+    def surplus(self) -> tuple[GroupId, ...]:
+        """Groups that will have missed their last step when this one closes: at most those admitted to spare. They end with it."""
+        return tuple(group for group, entry in self._state.outstanding.items() if entry.deadline <= self.step)
+
+    def advance(
+        self, state: str = "trained", reason: str = "", over_age: Collection[GroupId] = ()
+    ) -> tuple[GroupId, ...]:
         """The step is applied (or was a no-op): the trainer now holds version `step + 1`. Returns the step's groups.
 
-        `state` is how they end, finally once a snapshot covers them (TQ2).
+        `state` is how they end, finally once a snapshot covers them (TQ2), but for those of which every token was too old. The
+        surplus ends here.
         """
         if not self.may_close():
             raise InvariantError(
                 "ST4", f"step {self.step} closed with {self.taken} of {self.groups_per_step} groups while some are due"
             )
+        surplus = self.surplus()
+        if len(surplus) > self.policy.oversample:
+            raise InvariantError("ST4", f"step {self.step} closed although {surplus} are due")
         groups = tuple(self._state.taken)
-        self._commit(
-            "gate/advance", {"step": self.step + 1, "groups": list(groups), "state": state, "reason": reason}
-        )
+        data = {"step": self.step + 1, "groups": list(groups), "state": state, "reason": reason}
+        self._commit("gate/advance", data | {"over_age": list(over_age), "surplus": list(surplus)})
         return groups
 
     def rollback(self, step: int, takes: Sequence[Take], steps: Sequence[int]) -> None:
@@ -225,7 +304,7 @@ class Gate:
 
     @property
     def retakes(self) -> tuple[Take, ...]:
-        """What is still to be taken again."""
+        """What is to be taken again, with what already was in the present step, in order."""
         return tuple(self._state.retakes)
 
     @property
@@ -239,11 +318,43 @@ class Gate:
 
     # --- stages (ST8) ---
 
-    def begin_stage(self, groups_per_step: int, max_staleness: int, name: str = "") -> None:
+    def begin_stage(
+        self, groups_per_step: int, max_staleness: int, name: str = "", policy: GatePolicy | None = None
+    ) -> None:
         """B and S change only here, with an empty queue."""
+        policy = policy or GatePolicy()
         if self.outstanding or self.taken:
             raise InvariantError(
                 "ST8", f"a stage began with {self.outstanding} outstanding and {self.taken} taken groups"
             )
+        if max_staleness == 0 and policy.over_age != "wait":
+            raise InvariantError(
+                "ST5", f"no group can be late at max_staleness 0, so over_age {policy.over_age!r} is refused"
+            )
         data = {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "step": self.step, "name": name}
-        self._commit("gate/stage", data)
+        self._commit("gate/stage", data | {"policy": asdict(policy)})
+
+    def change(self, groups_per_step: int, max_staleness: int, policy: GatePolicy) -> tuple[GroupId, ...]:
+        """Other bounds for a stage that an earlier process began. Nothing is taken; what was to be taken again is not any more.
+
+        Returns the groups that no longer fit: they have given their places back, and are admitted again.
+        """
+        if (groups_per_step, max_staleness, policy) == (self.groups_per_step, self.max_staleness, self.policy):
+            return ()
+        if self._state.taken:
+            raise InvariantError("ST8", f"the bounds of a stage change while {self.taken} groups are taken")
+        bases = {group: entry.base for group, entry in self._state.outstanding.items()}
+        for take in self._state.retakes:
+            bases |= {group: base for group, (base, _) in zip(take.groups, take.entries, strict=True)}
+        kept: list[int] = []
+        unfit: list[GroupId] = []
+        for group, base in sorted(bases.items(), key=lambda item: (item[1], item[0])):
+            steps = base + max_staleness - self.step + 1
+            is_new = max_staleness == 0 and base > self.step
+            if is_new or steps <= 0 or len(kept) >= steps * groups_per_step + policy.oversample:
+                unfit.append(group)
+            else:
+                kept.append(base)
+        data = {"groups_per_step": groups_per_step, "max_staleness": max_staleness, "policy": asdict(policy)}
+        self._commit("gate/change", data | {"unfit": list(unfit)})
+        return tuple(unfit)

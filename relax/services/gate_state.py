@@ -1,25 +1,40 @@
 """The gate's state as a function of its events: what `Gate` decides, this applies, live and in replay alike (TQ8).
 
-Owned by `Gate`. It judges nothing. Groups that a step had taken before the trainer restarted wait in `retakes` until the
-step is trained again with them; `retained` keeps what those entries were, so that the account of deadlines stays right.
+Owned by `Gate`. It judges nothing. What a step had taken before the trainer restarted stays in `retakes` until the step is
+over: a portion of it that is not in `taken` is still to be taken again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from relax.core.id import GroupId
 from relax.core.message import Json
 
+OverAge: TypeAlias = Literal["wait", "mask", "requeue"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatePolicy:
+    """What a stage does beyond the plain rules: with late groups (ST5), and with `oversample` groups more than steps need.
+
+    A prompt is requeued at most `max_requeues` times; then its group is waited for.
+    """
+
+    over_age: OverAge = "wait"
+    max_requeues: int = 2
+    oversample: int = 0
+
 
 @dataclass(slots=True)
 class Outstanding:
-    """A group admitted and neither taken nor ended."""
+    """A group admitted and neither taken nor ended. `attempt` counts how often its prompt was requeued."""
 
     base: int
     deadline: int
     started: bool = False
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,7 @@ class GateState:
     groups_per_step: int
     max_staleness: int
     step: int
+    policy: GatePolicy = GatePolicy()
     outstanding: dict[GroupId, Outstanding] = field(default_factory=dict)
     deadlines: Counter[int] = field(default_factory=Counter)
     taken: dict[GroupId, Outstanding] = field(default_factory=dict)
@@ -61,15 +77,17 @@ class GateState:
             "groups_per_step": self.groups_per_step,
             "max_staleness": self.max_staleness,
             "step": self.step,
-            "outstanding": {group: [e.base, e.deadline, e.started] for group, e in self.outstanding.items()},
-            "taken": {group: [e.base, e.deadline, e.started] for group, e in self.taken.items()},
+            "policy": asdict(self.policy),
+            "outstanding": {group: list(astuple(entry)) for group, entry in self.outstanding.items()},
+            "taken": {group: list(astuple(entry)) for group, entry in self.taken.items()},
             "retakes": [take.to_json() for take in self.retakes],
             "retaken_steps": sorted(self.retaken_steps),
         }
 
     @staticmethod
     def load(dump: Mapping[str, Json]) -> "GateState":
-        state = GateState(dump["groups_per_step"], dump["max_staleness"], dump["step"])
+        policy = GatePolicy(**dump["policy"])
+        state = GateState(dump["groups_per_step"], dump["max_staleness"], dump["step"], policy)
         for group, entry in dump["outstanding"].items():
             state._enter(GroupId(group), Outstanding(*entry))
         state.taken = {GroupId(group): Outstanding(*entry) for group, entry in dump["taken"].items()}
@@ -77,14 +95,41 @@ class GateState:
         state.retaken_steps = set(dump["retaken_steps"])
         return state
 
+    # --- retakes ---
+
+    @property
+    def pending(self) -> list[Take]:
+        """The portions that are still to be taken again, in order."""
+        return [take for take in self.retakes if take.groups[0] not in self.taken]
+
+    def _is_retaken(self, group: GroupId) -> bool:
+        return any(group in take.groups for take in self.retakes)
+
     # --- one function per kind of event ---
 
     def _stage(self, data: Mapping[str, Json]) -> None:
         self.groups_per_step, self.max_staleness = data["groups_per_step"], data["max_staleness"]
-        self.step = data["step"]
+        self.step, self.policy = data["step"], GatePolicy(**data["policy"])
+
+    def _change(self, data: Mapping[str, Json]) -> None:
+        """Groups that were to be taken again are outstanding like others, all with the deadlines of the new bound."""
+        self.groups_per_step, self.max_staleness = data["groups_per_step"], data["max_staleness"]
+        self.policy = GatePolicy(**data["policy"])
+        entries = dict(self.outstanding)
+        for take in self.retakes:
+            for group, (base, deadline) in zip(take.groups, take.entries, strict=True):
+                entries[group] = Outstanding(base, deadline, started=True)
+        self.retakes, self.retaken_steps = [], set()
+        self.outstanding.clear()
+        self.deadlines.clear()
+        for group, entry in entries.items():
+            if group not in data["unfit"]:
+                deadline = entry.base + self.max_staleness
+                self._enter(group, Outstanding(entry.base, deadline, entry.started, entry.attempt))
 
     def _admit(self, data: Mapping[str, Json]) -> None:
-        self._enter(GroupId(data["group"]), Outstanding(data["base"], data["deadline"]))
+        attempt = data["key"][-1] if data["key"] else 0  # a prompt's key ends with its attempt (AC3)
+        self._enter(GroupId(data["group"]), Outstanding(data["base"], data["deadline"], attempt=attempt))
 
     def _start(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])
@@ -93,12 +138,12 @@ class GateState:
             self.taken[group].started = True
             return
         self._leave(group)
-        self._enter(group, Outstanding(data["base"], data["deadline"], started=True))
+        self._enter(group, Outstanding(data["base"], data["deadline"], True, entry.attempt))
 
     def _move(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])
         entry = self._leave(group)
-        self._enter(group, Outstanding(entry.base, data["deadline"], entry.started))
+        self._enter(group, Outstanding(entry.base, data["deadline"], entry.started, entry.attempt))
 
     def _end(self, data: Mapping[str, Json]) -> None:
         self._leave(GroupId(data["group"]))
@@ -108,16 +153,20 @@ class GateState:
         self.taken[group] = self._leave(group)
 
     def _retake(self, data: Mapping[str, Json]) -> None:
-        take = next(take for take in self.retakes if take.step == data["step"])
-        self.retakes.remove(take)
+        take = next(take for take in self.pending if take.step == data["step"])
         for group, (base, deadline) in zip(take.groups, take.entries, strict=True):
             self.taken[group] = Outstanding(base, deadline, started=True)
 
     def _put_back(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])
-        self._enter(group, self.taken.pop(group))
+        entry = self.taken.pop(group)
+        if not self._is_retaken(group):
+            self._enter(group, entry)
 
     def _advance(self, data: Mapping[str, Json]) -> None:
+        for group in map(GroupId, data["surplus"]):
+            self._leave(group)
+        self.retakes = [take for take in self.retakes if take.step != self.step]
         self.retaken_steps.discard(self.step)
         self.taken.clear()
         self.step = data["step"]
@@ -146,6 +195,7 @@ class GateState:
 
 _APPLIERS: dict[str, Callable[[GateState, Mapping[str, Any]], None]] = {
     "gate/stage": GateState._stage,
+    "gate/change": GateState._change,
     "gate/admit": GateState._admit,
     "gate/start": GateState._start,
     "gate/move": GateState._move,

@@ -56,6 +56,9 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "eval/<set>/pass@<k>/<source>": Metric("share", "pass@k on the prompts of one source of a mixed evaluation set"),
     "staleness/max": Metric("steps", "age of the oldest token that the step trained on"),
     "staleness/mean": Metric("steps", "age of a trajectory's oldest token, mean over the step's trajectories"),
+    "staleness/masked_tokens": Metric(
+        "tokens", "tokens over the bound that `over_age: mask` kept out of the loss (ST5)"
+    ),
     "rollout/tokens/mean": Metric("tokens", "sampled tokens of a trajectory"),
     "rollout/tokens_per_second": Metric("tokens/s", "tokens that all rollout engines sampled since the last step"),
     "rollout/sampled_tokens": Metric("tokens", "sampled tokens of all groups that have ended"),

@@ -131,7 +131,8 @@ class Recovery:
     def _restore(self) -> None:
         controller = self._state.controller
         self._log.start_at(self._state.event + 1)
-        self._journal.storage.scan()
+        assert self._state.segment is not None
+        self._journal.storage.scan(self._state.segment)
         self._gate.restore(controller["gate"])
         self._register.restore(controller["register"])
         try:

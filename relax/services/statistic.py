@@ -20,6 +20,7 @@ class StepStatistics:
     def __init__(self, step: int) -> None:
         self.step = step
         self.skipped_rows = 0
+        self.masked_tokens = 0
         self._groups: list[TrainGroup] = []
         self._measures: list[Mapping[str, Measure]] = []
         self._rewards: list[float] = []
@@ -59,6 +60,8 @@ class StepStatistics:
         if self._lengths:
             values["rollout/tokens/mean"] = float(np.mean(self._lengths))
             values["train/tokens"] = sum(int(group.lengths.sum()) for group in self._groups)
+        if self.masked_tokens:
+            values["staleness/masked_tokens"] = self.masked_tokens
         if self._staleness:
             values["staleness/max"] = max(self._staleness)
             values["staleness/mean"] = float(np.mean(self._staleness))

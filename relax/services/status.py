@@ -7,6 +7,7 @@ has been measured.
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from relax.config.tree import RunConfig
@@ -40,6 +41,7 @@ class RunStatus:
     evaluations: dict[str, dict[str, float]]
     metrics: dict[str, float]
     checkpoint: str | None
+    snapshot: str | None
     quarantined: int
     notes: tuple[str, ...] = ()
 
@@ -51,7 +53,6 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
     metrics, account, evaluations, step = _read_ledger(config, directory)
     step = max(step, int(gate.get("step", 0)))
     owner = directory.owner
-    newest = CheckpointStore(directory.checkpoints).newest()
     state: RunState = "unfinished" if step else "empty"
     if directory.is_finished:
         state = "finished"
@@ -70,10 +71,17 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         account=gate.get("account") or account,
         evaluations=evaluations,
         metrics=metrics,
-        checkpoint=str(newest) if newest is not None else None,
+        checkpoint=_newest(directory.checkpoints),
+        snapshot=_newest(directory.snapshots),
         quarantined=directory.quarantine.read_bytes().count(b"\n") if directory.quarantine.exists() else 0,
         notes=notes,
     )
+
+
+def _newest(folder: Path) -> str | None:
+    """The newest complete checkpoint or snapshot in a folder."""
+    newest = CheckpointStore(folder).newest()
+    return None if newest is None else str(newest)
 
 
 def _read_gate(directory: RunDirectory) -> tuple[dict[str, Json], tuple[str, ...]]:

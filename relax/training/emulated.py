@@ -79,10 +79,6 @@ class EmulatedBackend:
     def capture(self) -> "CapturedCount":
         return CapturedCount(self._applied, self._stage)
 
-    def save(self, path: str) -> None:
-        """Capture, and write into folder `path` at once."""
-        self.capture().write(path)
-
     def load(self, path: str) -> None:
         file = Path(path) / "emulated.json"
         if not file.is_file():

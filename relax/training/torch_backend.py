@@ -129,10 +129,6 @@ class TorchBackend:
         training = state.capture_training(self._begun(), self._parameters, self._settings, self._counters)
         return state.CapturedBackend(self._trained.capture(), training, self._tokenizer_path)
 
-    def save(self, path: str) -> None:
-        """Capture, and write into folder `path` at once."""
-        self.capture().write(path)
-
     def load(self, path: str) -> None:
         """Go on exactly where `capture` left off; call `begin` first, with the stage's nodes.
 

@@ -129,7 +129,9 @@ class TrainedAdapter:
         Raises InvariantError when a step was applied and not one adapted tensor differs from what was exported before it.
         """
         merged = lora.merged_tensors(self.model)
-        found = {name: int(torch.hash_tensor(merged[name]).view(torch.int64)) for name in lora.adapted_names(self.model)}
+        found = {
+            name: int(torch.hash_tensor(merged[name]).view(torch.int64)) for name in lora.adapted_names(self.model)
+        }
         if self._steps_since and found == self._published:
             raise InvariantError(
                 "ST7",

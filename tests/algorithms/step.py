@@ -56,7 +56,7 @@ def tell(seed: int) -> Told:
     token_ids = rng.integers(0, 95, len(mask)).astype(np.int32)
     logprobs = np.where(mask, _logprobs(token_ids.tobytes(), mask.tobytes()), 0)
     near = [np.where(mask, logprobs + rng.normal(0, 0.3, len(mask)), 0).astype(np.float32) for _ in range(2)]
-    return Told(token_ids, mask, near[0], near[1], float(rng.integers(0, 3)))
+    return Told(token_ids, mask, near[0], near[1], float(rng.uniform()))
 
 
 @cache
@@ -167,9 +167,9 @@ class Inline:
     def close(self) -> None: ...
 
 
-def plain_backend() -> TorchBackend:
+def plain_backend(lr: float = 1.0, **arguments: Any) -> TorchBackend:
     """Plain gradient descent without clipping: the weights move by the gradient."""
-    return make_backend(optimizer=SgdConfig(lr=1.0), grad_clip=None)
+    return make_backend(optimizer=SgdConfig(lr=lr), grad_clip=None, **arguments)
 
 
 async def train_step(

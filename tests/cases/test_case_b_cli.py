@@ -33,7 +33,7 @@ def test_case_b8_a_setting_given_on_resume_wins_over_the_checkpoint(tmp_path: Pa
     for _ in range(4):
         first.forward_backward([[tuple(ROWS[:2])]], LOSS)
         first.optim_step(1.0)
-    first.save(str(tmp_path / "saved"))
+    first.capture().write(str(tmp_path / "saved"))
     rates = []
     for rate in (0.5, 0.1):
         again = make_backend(optimizer=AdamWConfig(lr=rate), schedule=schedule, total_steps=10)

@@ -2,19 +2,25 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from relax.core.protocol import LossInput, LossOutput
+from relax.training.config import TorchConfig
 from relax.training.packing import pack, split
 from tests.training.setting import (
+    FROZEN,
+    LORA,
     LOSS,
     PolicyGradient,
     gradient_gap,
     gradients_of,
     make_backend,
+    make_row,
     make_rows,
     same_bits,
     total_weight,
+    train_steps,
     weight_gap,
     weights_of,
 )
@@ -22,9 +28,13 @@ from tests.training.setting import (
 ROWS = make_rows()
 
 
+SAVING = TorchConfig(device="cpu", activation_checkpointing=True)
+
+
+@pytest.mark.parametrize("config", [None, FROZEN, LORA, SAVING], ids=["whole", "frozen", "lora", "recomputed"])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_case_d4_micro_batch_size_changes_neither_loss_nor_gradient(size: int) -> None:
-    whole, cut = make_backend(), make_backend()
+def test_case_d4_micro_batch_size_changes_neither_loss_nor_gradient(size: int, config: TorchConfig | None) -> None:
+    whole, cut = make_backend(config=config), make_backend(config=config)
     expected = whole.forward_backward([[tuple(ROWS)]], LOSS)
     batches = [tuple(ROWS[start : start + size]) for start in range(0, len(ROWS), size)]
     report = cut.forward_backward([batches], LOSS)
@@ -58,6 +68,14 @@ def test_case_d6_everything_masked_gives_a_zero_loss_with_a_graph(batch: tuple) 
     assert not any(gradient.any() for gradient in gradients.values())
 
 
+def test_case_d6_everything_masked_reaches_every_parameter_of_an_adapter() -> None:
+    backend = make_backend(config=LORA)
+    assert backend.forward_backward([[tuple(ROWS[6:8]), ()]], LOSS).loss == 0.0
+    gradients = gradients_of(backend)
+    assert gradients.keys() == backend._parameters.keys()
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
 @dataclass(frozen=True)
 class Distillation(PolicyGradient):
     """Squared distance to a teacher's logprobs: a loss that is not linear in its inputs."""
@@ -87,6 +105,31 @@ def test_case_d17_two_calls_then_one_step_equal_one_call() -> None:
     assert reports[0] == reports[1]
     assert same_bits(weights_of(once), weights_of(twice))
     assert once.counters.applied == twice.counters.applied == 1
+
+
+def test_case_d17_a_step_that_is_asked_for_again_is_a_no_op() -> None:
+    """A retried `optim_step` finds no gradient: it changes neither weights nor momentum, and is not a second step."""
+    once, retried = make_backend(), make_backend()
+    for backend in (once, retried):
+        train_steps(backend, ROWS, 2)
+    assert not retried.optim_step(0.0).applied
+    assert same_bits(weights_of(once), weights_of(retried))
+    assert once.counters.applied == retried.counters.applied == 2
+    for backend in (once, retried):
+        train_steps(backend, ROWS, 1, first=2)
+    assert same_bits(weights_of(once), weights_of(retried))
+
+
+@pytest.mark.parametrize("changed", [1.0, 2.0])
+def test_case_d18_masked_rows_leave_the_gradient_as_if_they_were_not_there(changed: float) -> None:
+    """A truncated completion whose mask is empty: with its weight out of the normalizer, the step is that of the others."""
+    others = ROWS[:4]
+    masked = make_row(60, 2, 6, mask=np.zeros(8, dtype=bool), weights=np.full(8, changed, dtype=np.float32))
+    alone, beside = make_backend(), make_backend()
+    alone.forward_backward([[tuple(others)]], LOSS)
+    report = beside.forward_backward([[(*others, masked)]], LOSS)
+    assert report.weight == pytest.approx(total_weight(others), rel=1e-6)
+    assert gradient_gap(gradients_of(alone), gradients_of(beside)) <= 1e-6
 
 
 def test_case_d17_a_question_asked_again_changes_nothing() -> None:

@@ -118,7 +118,10 @@ def fake_tables() -> dict[str, dict[str, ComponentTable]]:
         return ComponentTable(kind, entries)
 
     return {
-        "relax.data.table": {"SOURCES": table("source", jsonl=SourceConfig)},
+        "relax.data.table": {
+            "SOURCES": table("source", jsonl=SourceConfig),
+            "CURRICULA": table("curriculum", learnability=PlainConfig),
+        },
         "relax.tasks.table": {
             "ENVIRONMENTS": table("environment", single_turn=PlainConfig),
             "REWARDS": table("reward", exact=RewardConfig, numeric=RewardConfig),

@@ -39,7 +39,7 @@ def test_every_key_of_the_tree_has_a_meaning() -> None:
         ("bus.max_bytes", "bytes > 0", "2.0GiB"),
         ("bus.max_rows", "auto | integer > 0", "auto"),
         ("monitors", "list of monitor", "[console, jsonl]"),
-        ("eval.sets[].source", "source", "required"),
+        ("eval.sets[].source", "source | null", "null"),
     ],
 )
 def test_row_says_type_and_default(path: str, type_text: str, default: str) -> None:
@@ -51,6 +51,7 @@ def test_components_are_listed_once_each() -> None:
     kinds = [component.table().kind for component in components_of(RunConfig).values()]
     assert sorted(kinds) == [
         "algorithm",
+        "curriculum",
         "engine",
         "environment",
         "monitor",

@@ -162,7 +162,12 @@ RULES: list[tuple[list[str], str]] = [
         "eval.sets.0.max_tokens: is 9; with data.max_prompt_tokens (64)",
     ),
     (["rollout.sampling.temperature=0"], "rollout.sampling.temperature: is 0, but should be greater than 0"),
-    (["rollout.over_age=mask"], "rollout.over_age: is 'mask', but should be 'wait'"),
+    (["rollout.over_age=evict"], "rollout.over_age: is 'evict', but should be 'wait', 'mask' or 'requeue'"),
+    (
+        ["rollout.over_age=requeue", "rollout.max_staleness=0"],
+        "rollout.over_age: is 'requeue', but at max_staleness 0 no group can be late (ST5)",
+    ),
+    (["stages.rl.filter.max_per_step=0"], "stages.1.filter.max_per_step: is 0, but should be greater than 0"),
     (["rollout.max_staleness=-1"], "rollout.max_staleness: is -1, but should be greater than or equal to 0"),
     (["training.checkpoint.keep_last=0"], "training.checkpoint.keep_last: is 0, but should be greater than 0"),
     (["weights.keep=0"], "weights.keep: is 0, but should be greater than 0"),
@@ -188,6 +193,7 @@ def test_violated_rule_says_where_and_what(recipe: Path, overrides: list[str], e
         ["tasks.addition.min_survivors=8"],
         ["tasks.addition.min_survivors=9", "tasks.addition.on_failure=drop"],
         ["rollout.on_load=abort"],
+        ["rollout.over_age=mask", "rollout.max_staleness=0", "stages.rl.max_staleness=1"],
     ],
 )
 def test_setting_at_the_edge_of_a_rule_is_accepted(recipe: Path, overrides: list[str]) -> None:
@@ -197,6 +203,8 @@ def test_setting_at_the_edge_of_a_rule_is_accepted(recipe: Path, overrides: list
 WARNINGS: list[tuple[str, str]] = [
     ("rollout.sampling.top_p=0.9", "rollout.sampling.top_p: is 0.9"),
     ("rollout.sampling.top_k=5", "rollout.sampling.top_k: is 5"),
+    ("rollout.oversample=2", "rollout.oversample: is 2: steps take the groups that finish first and drop the slowest"),
+    ("rollout.over_age=requeue", "rollout.over_age: is 'requeue': late groups are dropped and sampled again"),
     ("training.microbatch_tokens=71", "training.microbatch_tokens: is 71, but a sample may have 72"),
     (
         "eval.sets=[{name: e, samples: 2, source: {name: x, type: jsonl, task: addition}}]",

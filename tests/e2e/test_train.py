@@ -141,7 +141,7 @@ async def test_kl_in_the_loss_runs_the_reference_role(tmp_path: Path) -> None:
 async def test_a_zero_signal_filter_ends_groups_before_anything_else_is_computed(tmp_path: Path) -> None:
     """An untrained policy answers nothing right: every group is filtered, and the run says so instead of spinning."""
     tree = tiny_tree(tmp_path)
-    stage = {**tree["stages"][1], "algorithm": {"type": "dapo", "group_size": 4}, "max_lost_groups": 8}
+    stage = {**tree["stages"][1], "algorithm": {"type": "dapo", "group_size": 4}, "filter": {"max_per_step": 8}}
     config = tiny_config(tmp_path, stages=[stage], tasks={"addition": {"rewards": [{"type": "exact"}]}})
     with pytest.raises(UserError, match="no group to train"):
         await train(config)
@@ -153,7 +153,7 @@ def broken_reward(response: str) -> float:
 
 async def test_case_a21_a_reward_that_always_fails_stops_the_run_with_its_reason(tmp_path: Path) -> None:
     tree = tiny_tree(tmp_path)
-    stage = {**tree["stages"][1], "max_lost_groups": 8}
+    stage = {**tree["stages"][1], "filter": {"max_per_step": 8}}
     rewards = [{"type": "tests.e2e.test_train:broken_reward"}]
     config = tiny_config(tmp_path, stages=[stage], tasks={"addition": {"rewards": rewards}})
     with pytest.raises(UserError, match="no opinion"):
@@ -286,7 +286,7 @@ async def test_rule_ac1_groups_without_a_single_trajectory_fail_and_are_never_tr
     tmp_path: Path, name: str
 ) -> None:
     tree = tiny_tree(tmp_path)
-    stage = {**tree["stages"][1], "max_lost_groups": 8}
+    stage = {**tree["stages"][1], "filter": {"max_per_step": 8}}
     tasks = {"addition": {**tree["tasks"]["addition"], "env": {"type": f"tests.e2e.test_train:{name}"}}}
     config = tiny_config(tmp_path, stages=[stage], tasks=tasks)
     with pytest.raises(UserError, match="no table to play on"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relax.core.completion import Completion, GenerateInput, Sampling
+from relax.core.completion import Completion, GenerateInput, Sampling, resume
 from relax.core.protocol import Decode
 from relax.core.version import Version
 from relax.engines.config import EmulatedEngineConfig
@@ -31,7 +31,17 @@ from tests.engines.setting import (
 )
 
 BIRD = "\N{DUCK}".encode()
-PIECES = [b"a", b"b", b"ab", b"ba\n", b" ", b"\n", *(BIRD[i : i + 1] for i in range(4)), "é".encode()[:1], b"\xa9b"]
+PIECES = [
+    b"a",
+    b"b",
+    b"ab",
+    b"ba\n",
+    b" ",
+    b"\n",
+    *(BIRD[i : i + 1] for i in range(4)),
+    "é".encode()[:1],
+    "é".encode()[1:],
+]
 """What token `id % 12` stands for: parts of words, several characters, and bytes that are no character alone."""
 
 
@@ -75,6 +85,7 @@ STOPS = [("ab",), ("b\n",), ("aab ", "\N{DUCK}"), ("é",), (" \n", "ba\nb"), ("z
     st.sampled_from([pieced, run_wise]),
 )
 @example([0] * 30 + [6, 7, 8, 9] * 6, ("\N{DUCK}" * 2,), 0, run_wise)
+@example([6, 7, 8, 9] * 3 + [10, 11] * 2 + [5], ("é\n",), 0, run_wise)
 @example([6, 7, 8, 9] * 20 + [0, 1], ("ab",), 7, run_wise)
 def test_it_stops_where_the_whole_text_first_holds_a_string(
     ids: list[int], stop: tuple[str, ...], earlier: int, decode: Decode
@@ -133,6 +144,23 @@ async def test_the_tokenizer_s_own_text_is_searched() -> None:
         text = tokenizer.decode(free.token_ids.tolist())
         stopped = await ask(engine, prompt(9), forced(40, stop=(text[10:13],)))
     np.testing.assert_array_equal(stopped.token_ids, free.token_ids[: text.index(text[10:13]) + 3])
+
+
+async def test_case_a7_a_string_may_begin_in_what_another_engine_sampled() -> None:
+    """Four tokens long; the request goes on after each of them, and after the token before."""
+    tokenizer = load_tokenizer(MODEL_PATH)
+    async with torch_engine(decode=lambda ids: tokenizer.decode(list(ids))) as engine:
+        free = (await ask(engine, prompt(9), forced(40))).token_ids
+        stop = tokenizer.decode(free[20:24].tolist())
+        assert tokenizer.decode(free[:23].tolist()).find(stop) == -1
+        for sampled in range(19, 24):
+            longer = np.concatenate([prompt(9), free[:sampled]])
+            rest = await ask(engine, longer, forced(40 - sampled, stop=(stop,)), resume(session(), sampled))
+            np.testing.assert_array_equal(rest.token_ids, free[sampled:24])
+            assert rest.stop_reason == "stop"
+        # What the prompt says is no part of the completion.
+        whole = await ask(engine, np.concatenate([prompt(9), free[:22]]), forced(2, stop=(stop,)), session())
+        assert whole.stop_reason == "length"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

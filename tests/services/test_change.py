@@ -35,7 +35,7 @@ def test_nothing_changed(tmp_path: Path) -> None:
     [
         "monitors=[]", "eval.every=3", "eval.sets=[]", "training.checkpoint.every=7", "training.checkpoint.keep_best={metric: train/loss}",
         "rollout.replicas=3", "rollout.engine.slots=9", "run.grace_s=1", "run.samples.every=1", "run.timeline.every=0",
-        "weights.keep=5", "bus.max_bytes=3GiB", "training.microbatch_tokens=512", "stages.rl.max_lost_groups=3",
+        "weights.keep=5", "bus.max_bytes=3GiB", "training.microbatch_tokens=512", "stages.rl.filter.max_per_step=3",
         "runtime.threads_per_role=2", "tasks.addition.timeout_s=5",
     ],
 )  # fmt: skip
@@ -85,6 +85,10 @@ def test_these_change_and_what_follows_is_said(override: str, line: str, tmp_pat
 )  # fmt: skip
 def test_these_are_refused_and_why(override: str, words: str, tmp_path: Path) -> None:
     assert words in "\n".join(judged(tmp_path, override).refused)
+
+
+def test_too_few_steps_are_refused_once_and_not_called_allowed(tmp_path: Path) -> None:
+    assert judged(tmp_path, "stages.rl.steps=5").allowed == ()
 
 
 def test_what_no_rule_knows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

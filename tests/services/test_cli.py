@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -606,7 +607,7 @@ def test_show_sample_token_by_token(relax: Relax, told: Path) -> None:
     assert "samples/step-000024.parquet" in "".join(done.out.split())
     (told / "samples" / "step-000024.parquet").unlink()
     long = {"token_ids": [1] * 1000, "mask": [True] * 1000, "versions": [23] * 1000, "advantages": [0.5] * 1000}
-    with sqlite3.connect(told / "ledger.sqlite") as connection:
+    with closing(sqlite3.connect(told / "ledger.sqlite")) as connection, connection:
         connection.execute("UPDATE sample SET stop = 1000 WHERE id = 'g000050/1/0'")
     write_samples(told / "samples", 24, [row | long | {"spans": [[0, 1000]]}])
     done = relax("show", "sample", "g000050/1", told)
@@ -629,7 +630,7 @@ def test_show_step(relax: Relax, told: Path) -> None:
 
 
 def test_a_step_whose_groups_no_snapshot_covers_says_so(relax: Relax, told: Path) -> None:
-    with sqlite3.connect(told / "ledger.sqlite") as connection:
+    with closing(sqlite3.connect(told / "ledger.sqlite")) as connection, connection:
         connection.execute("UPDATE group_ SET step = NULL WHERE step = 24")
         connection.execute("INSERT INTO metric VALUES (24, 'train/groups', 2)")
     assert "2, which the ledger gets with the next snapshot" in relax("show", "step", "24", told).out

@@ -24,7 +24,11 @@ def test_the_need_is_that_of_the_newest_checkpoint_or_an_estimate_from_the_model
     assert estimated.checkpoint < 3 * 4 * 700_000
     assert estimated.bus > 0
     CheckpointStore(directory.checkpoints).write(1, lambda folder: (folder / "x").write_bytes(b"x" * 1000) and None)
-    assert 1000 < disk_need(config, directory).checkpoint < 2000
+    need = disk_need(config, directory)
+    assert 1000 < need.checkpoint < 2000
+    assert need.copies == 5  # two checkpoints, two snapshots, one that is being written
+    assert need.there == need.checkpoint
+    assert need.most == 4 * need.checkpoint + need.bus
 
 
 def test_weights_on_disk_are_counted_as_they_are(tmp_path: Path) -> None:
@@ -53,13 +57,19 @@ def test_too_little_space_is_refused_with_numbers(tmp_path: Path, monkeypatch: p
     config = story_config(tmp_path)
     directory = story_directory(config)
     need = disk_need(config, directory)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=need.total))
-    check_disk(config, directory)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=need.least))
+    (told,) = check_disk(config, directory)
+    assert (
+        f"the disk may become full: {readable(need.least)} are free, the run may use {readable(need.most)} for 5 checkpoints"
+        in told
+    )
     assert sorted(path.name for path in directory.root.iterdir()) == ["config.yaml"]
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=need.total - 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=need.most))
+    assert check_disk(config, directory) == []
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=need.least - 1))
     with pytest.raises(UserError) as refusal:
         check_disk(config, directory)
-    for part in (readable(need.total), readable(need.checkpoint), readable(need.bus), str(directory.root)):
+    for part in (readable(need.least), readable(need.checkpoint), readable(need.bus), str(directory.root)):
         assert part in str(refusal.value)
 
 

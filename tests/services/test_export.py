@@ -42,7 +42,7 @@ def trained(seed: int = 3, **options: Any) -> Any:
 
 def checkpoint(directory: RunDirectory, step: int, backend: Any) -> Path:
     store = CheckpointStore(directory.checkpoints, keep_last=9)
-    return store.write(step, lambda folder: backend.save(str(folder / "model")), {"stage": 0})
+    return store.write(step, lambda folder: backend.capture().write(str(folder / "model")), {"stage": 0})
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_a_checkpoint_without_a_tokenizer_gets_that_of_the_run(
     config: RunConfig, directory: RunDirectory, tmp_path: Path
 ) -> None:
     def fill(folder: Path) -> None:
-        trained().save(str(folder / "model"))
+        trained().capture().write(str(folder / "model"))
         for path in (folder / "model").glob("*token*"):
             path.unlink()
         for path in (folder / "model").glob("chat_template*"):

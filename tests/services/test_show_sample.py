@@ -1,6 +1,7 @@
 """What `relax show sample` knows of a sample: every token where its step was kept, else what the ledger has."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ async def keep(directory: RunDirectory, step: int, group: str = ID) -> None:
 
 def short(directory: RunDirectory, group: str = ID) -> None:
     """Make the story's sample as long as the kept one's first."""
-    with sqlite3.connect(directory.ledger) as connection:
+    with closing(sqlite3.connect(directory.ledger)) as connection, connection:
         connection.execute("UPDATE sample SET stop = 3 WHERE id LIKE ?", (f"{group}/%",))
 
 

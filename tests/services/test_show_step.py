@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_supervised_step_has_no_ages_and_no_rewards(ledger: LedgerReader, tmp_
 
 
 def test_groups_are_in_take_order_where_the_ledger_knows_it(path: Path, tmp_path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         if "place" not in [row[1] for row in connection.execute("PRAGMA table_info(group_)")]:
             connection.execute("ALTER TABLE group_ ADD COLUMN place INTEGER")
         connection.execute("UPDATE group_ SET place = 1 WHERE id = 'g000049'")

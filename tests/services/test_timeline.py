@@ -144,13 +144,13 @@ async def test_functions_that_alternate_on_a_thread_never_cross(timeline: Timeli
     compute = timeline.measured_compute("engine-0", Clocked())
 
     def prefill() -> None:
-        hand.pass_ms(3)
+        hand.pass_ms(1)
 
     for _ in range(4):
         await compute.run(prefill)
-        await compute.run(hand.pass_ms, 2)
-        await compute.run(hand.pass_ms, 2)
-        hand.pass_ms(1)
+        await compute.run(hand.pass_ms, 0.5)
+        await compute.run(hand.pass_ms, 0.5)
+        hand.pass_ms(0.1)
     await timeline.close()
     events = load(path)
     assert_nested(events)

@@ -70,7 +70,7 @@ def test_a_model_without_support_is_refused() -> None:
 def test_what_is_captured_is_an_ordinary_model(tmp_path: Path) -> None:
     config = TorchConfig(device="cpu", activation_checkpointing=True)
     backend = make_backend(config=config)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     other = make_backend(seed=1)
     other.load(str(tmp_path))
     assert same_bits(dict(backend.export()), dict(other.export()))

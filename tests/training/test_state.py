@@ -41,7 +41,7 @@ def test_rule_rr3_a_loaded_backend_goes_on_with_the_same_bits(optimizer: Optimiz
     train_steps(straight, ROWS, 6)
     first = make_backend(**stage)
     train_steps(first, ROWS, 3)
-    first.save(str(tmp_path))
+    first.capture().write(str(tmp_path))
     resumed = make_backend(seed=99, **stage)
     resumed.load(str(tmp_path))
     assert same_bits(weights_of(first), weights_of(resumed))
@@ -123,7 +123,7 @@ def test_capturing_shares_nothing_and_changes_nothing() -> None:
 
 def test_load_keeps_the_tensors_that_others_hold(tmp_path: Path) -> None:
     saved = make_backend(seed=1)
-    saved.save(str(tmp_path))
+    saved.capture().write(str(tmp_path))
     backend = make_backend(seed=2)
     exported = backend.export()
     backend.load(str(tmp_path))
@@ -132,7 +132,7 @@ def test_load_keeps_the_tensors_that_others_hold(tmp_path: Path) -> None:
 
 def test_load_restores_the_random_state_and_drops_gradients(tmp_path: Path) -> None:
     backend = make_backend()
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     expected = torch.rand(3)
     before = weights_of(backend)
     backend.forward_backward([[tuple(ROWS)]], LOSS)
@@ -145,7 +145,7 @@ def test_load_restores_the_random_state_and_drops_gradients(tmp_path: Path) -> N
 def test_a_saved_folder_is_a_model_that_people_can_load(tmp_path: Path) -> None:
     backend = make_backend(tokenizer_path=MODEL_PATH)
     train_steps(backend, ROWS, 1)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     loaded = load_model(tmp_path, "pretrained", "float32")
     again = TorchBackend(TorchConfig(device="cpu"), loaded, vocabulary())
     assert same_bits(weights_of(backend), weights_of(again))
@@ -160,7 +160,7 @@ def test_another_model_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(MODEL_PATH)
     config.intermediate_size = 64
     other = make_backend(model=Qwen3ForCausalLM(config))
-    other.save(str(tmp_path))
+    other.capture().write(str(tmp_path))
     backend = make_backend()
     train_steps(backend, ROWS, 2)
     before = weights_of(backend)
@@ -171,7 +171,7 @@ def test_another_model_is_refused_and_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    make_backend().save(str(tmp_path))
+    make_backend().capture().write(str(tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
     with pytest.raises(UserError, match="holds a model of type 'llama', this run has 'qwen3'"):
@@ -179,7 +179,7 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
-    make_backend(optimizer=SgdConfig(lr=0.1)).save(str(tmp_path))
+    make_backend(optimizer=SgdConfig(lr=0.1)).capture().write(str(tmp_path))
     backend = make_backend(seed=3)
     before = weights_of(backend)
     with pytest.raises(UserError, match=r"saved with optimizer 'sgd', this run has 'adamw'; set .*type: sgd"):
@@ -191,7 +191,7 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_training_state_is_refused(damage: str, tmp_path: Path) -> None:
     backend = make_backend()
     train_steps(backend, ROWS, 1)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     file = tmp_path / "training" / "state.safetensors"
     if damage == "missing":
         file.unlink()
@@ -202,11 +202,11 @@ def test_a_damaged_training_state_is_refused(damage: str, tmp_path: Path) -> Non
 
 
 def test_a_backend_that_was_not_begun_says_so(tmp_path: Path) -> None:
-    make_backend().save(str(tmp_path / "saved"))
+    make_backend().capture().write(str(tmp_path / "saved"))
     backend = TorchBackend(TorchConfig(device="cpu"), load_model(MODEL_PATH, "random", "float32"), vocabulary())
     for call in (
         lambda: backend.optim_step(1.0),
-        lambda: backend.save(str(tmp_path)),
+        lambda: backend.capture().write(str(tmp_path)),
         lambda: backend.load(str(tmp_path / "saved")),
     ):
         with pytest.raises(InvariantError, match=r"before begin\(\)"):

@@ -109,7 +109,7 @@ def test_an_adapter_scores_as_the_merged_weights_do() -> None:
 def test_an_adapters_folder_is_a_model_and_can_be_trained_further(tmp_path: Path) -> None:
     backend = make_backend(config=LORA, base=ORIGIN, tokenizer_path=MODEL_PATH)
     train_steps(backend, ROWS, 3)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     assert not (tmp_path / "model.safetensors").exists()
     loaded = load_model(tmp_path, "pretrained", "float32")
     assert same_bits(weights_of(backend), dict(published_tensors(loaded)))
@@ -126,8 +126,8 @@ def refused(backend: Any, folder: Path, message: str) -> None:
 
 def test_checkpoints_of_another_kind_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     whole, adapter = make_backend(), make_backend(config=LORA, base=ORIGIN)
-    whole.save(str(tmp_path / "whole"))
-    adapter.save(str(tmp_path / "adapter"))
+    whole.capture().write(str(tmp_path / "whole"))
+    adapter.capture().write(str(tmp_path / "adapter"))
     refused(make_backend(seed=3), tmp_path / "adapter", "holds an adapter, this run trains the whole model")
     refused(make_backend(config=LORA), tmp_path / "whole", "holds a whole model, this run trains an adapter")
     refused(make_backend(seed=3, config=LORA), tmp_path / "adapter", "the weights of this run's model .* are others")
@@ -140,13 +140,13 @@ def test_checkpoints_of_another_kind_are_refused_and_nothing_changes(tmp_path: P
 def test_a_checkpoint_with_other_frozen_parameters_is_refused(tmp_path: Path) -> None:
     backend = make_backend(config=FROZEN)
     train_steps(backend, ROWS, 1)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     refused(make_backend(seed=1), tmp_path, r"1 parameters are trained in only one of them \(model\.embed_tokens")
 
 
 def test_the_adapters_files_name_the_base(tmp_path: Path) -> None:
     backend = make_backend(config=LORA, base=ORIGIN)
-    backend.save(str(tmp_path))
+    backend.capture().write(str(tmp_path))
     base = json.loads((tmp_path / "base.json").read_text())
     assert (base["path"], base["weights"], base["seed"]) == (str(MODEL_PATH), "random", 0)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == "all-linear"

@@ -85,7 +85,7 @@ def prepare(request: Request) -> list[str]:
         told += [f"changed since the run began: {change}" for change in changes.allowed]
     elif not directory.is_new:
         told += _begin_again(request)
-    check_disk(request.config, directory)
+    told += check_disk(request.config, directory)
     if not request.resume or changes.allowed:
         write_whole(directory.config, config_text(request.config))
     if request.resume:
@@ -170,7 +170,7 @@ def _steps(directory: RunDirectory) -> int:
 def newest_saved(directory: RunDirectory) -> Saved | None:
     """What a resume goes on from: the newest complete snapshot or checkpoint."""
     found: list[Saved] = []
-    for kind, folder in (("snapshot", directory.root / "snapshots"), ("checkpoint", directory.checkpoints)):
+    for kind, folder in (("snapshot", directory.snapshots), ("checkpoint", directory.checkpoints)):
         newest = CheckpointStore(folder).newest()
         if newest is not None:
             meta = read_meta(newest)

@@ -90,6 +90,8 @@ def _facts(status: RunStatus) -> dict[str, str]:
         if status.account.get("reasons"):
             facts["not trained"] = "  ".join(f"{reason} {n}" for reason, n in status.account["reasons"].items())
     facts["checkpoint"] = Path(status.checkpoint).name if status.checkpoint else "none"
+    if status.snapshot:
+        facts["snapshot"] = Path(status.snapshot).name
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined} records, see quarantine.jsonl"
     if status.notes:

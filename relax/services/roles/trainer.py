@@ -15,7 +15,7 @@ from relax.algorithms.gap import GapByAge
 from relax.core.algorithm import Algorithm
 from relax.core.batch import Measure, TrainRow, merge_measures
 from relax.core.error import InvariantError
-from relax.core.id import index_of
+from relax.core.id import GroupId, index_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
 from relax.services.access import TRAINER, BusAccess, ControllerAccess, StepOutcome
 from relax.services.plan import make_plan
@@ -71,7 +71,9 @@ class Trainer:
         statistics = StepStatistics(step)
         update = Update(self._parts, measured_loss(self._algorithm, step), statistics)
         taken: list[TrainGroup] = []
+        over_age: list[GroupId] = []
         leases: list[str] = []
+        over_age: list[GroupId] = []
         while True:
             portion = await self._controller.take(TRAINER)
             if portion.step != step:
@@ -81,16 +83,19 @@ class Trainer:
             if portion.receipt is None:
                 break
             leases.append(portion.receipt.lease)
-            groups = read_groups(await self._bus.fetch(portion.receipt), self._algorithm)
-            for group in groups:
-                self._bound_staleness(group, statistics)
-                statistics.add_group(group)
+            groups = []
+            for group in read_groups(await self._bus.fetch(portion.receipt), self._algorithm):
+                if self._bound_staleness(group, statistics):
+                    statistics.add_group(group)
+                    groups.append(group)
+                else:
+                    over_age.append(group.id)
             taken += groups
             if self._streams:
                 update.add(groups)
                 await update.train(flush=False)
         results = [await update.apply()] if self._streams else await self._train_whole(taken, statistics)
-        await self._finish(step, results, leases, statistics)
+        await self._finish(step, results, leases, statistics, tuple(over_age))
 
     async def _train_whole(self, taken: list[TrainGroup], statistics: StepStatistics) -> list[UpdateResult]:
         """The step's columns, then its updates one after the other; what follows one that is not finite is left out (LO6)."""
@@ -107,11 +112,14 @@ class Trainer:
                 break
         return results
 
-    def _bound_staleness(self, group: TrainGroup, statistics: StepStatistics) -> None:
-        """ST1, asserted where the tokens enter the loss; by option tokens over the bound are masked instead (ST5)."""
+    def _bound_staleness(self, group: TrainGroup, statistics: StepStatistics) -> bool:
+        """ST1, asserted where the tokens enter the loss. By option tokens over the bound are masked instead (ST5); false when
+        that left nothing of the group.
+        """
         if self._algorithm.tokens_from != "rollout":
-            return
+            return True
         bound = statistics.step - self._settings.max_staleness
+        had_tokens = bool(group.lengths.any())
         if self._settings.masks_over_age:
             group.mask_older(bound)
         for id, mask in group.masks.items():
@@ -126,9 +134,15 @@ class Trainer:
                     f"group {group.id} holds a token of version {oldest} at step {statistics.step}, "
                     f"bound {self._settings.max_staleness}",
                 )
+        return bool(group.lengths.any()) or not had_tokens
 
     async def _finish(
-        self, step: int, results: Sequence[UpdateResult], leases: Sequence[str], statistics: StepStatistics
+        self,
+        step: int,
+        results: Sequence[UpdateResult],
+        leases: Sequence[str],
+        statistics: StepStatistics,
+        over_age: tuple[GroupId, ...],
     ) -> None:
         lost = next((result for result in results if not result.finite), None)
         if lost is not None:
@@ -138,7 +152,7 @@ class Trainer:
         metrics = {**statistics.metrics(_measures(results)), **_update_metrics(results)}
         for lease in leases:
             await self._bus.ack(lease)
-        next_step = await self._controller.applied(StepOutcome(step, applied, reason, metrics))
+        next_step = await self._controller.applied(StepOutcome(step, applied, reason, metrics, over_age))
         await self._publish(next_step, applied)
 
 

@@ -84,7 +84,7 @@ class ReasoningGym:
 def build_reasoning_gym(config: ReasoningGymConfig, *, pool: Pool) -> ReasoningGym:
     """Raises UserError, before the run, where the package is not installed."""
     if find_spec("reasoning_gym") is None:
-        raise UserError("the reasoning_gym reward needs the package reasoning-gym; install it, or choose another reward")
+        raise UserError("the reasoning_gym reward needs the package reasoning-gym: pip install 'relax[reasoning-gym]'")
     return ReasoningGym(config, pool)
 
 
