@@ -28,7 +28,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	@status=0; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || status=1; done; exit $$status
+	$(BIN)/python -m benchmarks.table
 
 # torch comes first and by its exact version, so that no resolver takes a CUDA build of several gigabytes.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -136,7 +136,9 @@ def main() -> None:
         costs[engines] = cost = measure(engines, trajectories)
         parts = "  ".join(f"{name} {value:.1f}" for name, value in cost.parts.items())
         print(f"{engines} engines: {parts}  together {cost.total:.1f} us, whole run {cost.whole:.1f} us", flush=True)
-        notes.append(f"Dearest with {engines} engines: {', '.join(f'{name} {value}' for name, value in cost.top.items())}")
+        notes.append(
+            f"Dearest with {engines} engines: {', '.join(f'{name} {value}' for name, value in cost.top.items())}"
+        )
         print(notes[-1], flush=True)
     report("controller", aims_of(costs), quick=arguments.quick, notes=notes, table=table_of(costs))
 

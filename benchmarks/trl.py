@@ -66,28 +66,14 @@ def exact(completions: list[str], reference: list[str], **_: Any) -> list[float]
     return [float(completion.strip() == answer) for completion, answer in zip(completions, reference, strict=True)]
 
 
-def run_trl(model: Path, plan: Plan, steps: int, threads: int) -> Story:
-    """GRPOTrainer with what costs it nothing here switched off: checkpointing, trackers, saving, a reference model."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+def grpo_config(plan: Plan, steps: int, output: Path) -> Any:
+    """What relax's recipe says, in TRL's words."""
+    from trl import GRPOConfig
 
-    torch.set_num_threads(threads)
     config = plan.configure("unused", 0)
     optimizer = config.training.optimizer
-    marks: list[float] = []
-
-    class Marks(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            marks.append(time.perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            marks.append(time.perf_counter())
-
-    records = addition(0, digits=2, split="train", count=min(8192, max(plan.groups, plan.groups * steps)))
-    arguments = GRPOConfig(
-        output_dir=str(plan.directory / f"trl-{threads}"),
+    return GRPOConfig(
+        output_dir=str(output),
         use_cpu=True,
         bf16=False,
         seed=0,
@@ -117,10 +103,30 @@ def run_trl(model: Path, plan: Plan, steps: int, threads: int) -> Story:
         report_to=[],
         disable_tqdm=True,
     )
+
+
+def run_trl(model: Path, plan: Plan, steps: int, threads: int) -> Story:
+    """GRPOTrainer with all switched off that would only slow it here: checkpointing, trackers, saving, a reference model."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(threads)
+    marks: list[float] = []
+
+    class Marks(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            marks.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            marks.append(time.perf_counter())
+
+    records = addition(0, digits=2, split="train", count=min(8192, max(plan.groups, plan.groups * steps)))
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32),
         reward_funcs=exact,
-        args=arguments,
+        args=grpo_config(plan, steps, plan.directory / f"trl-{threads}"),
         train_dataset=Dataset.from_list([{"prompt": r["prompt"], "reference": r["reference"]} for r in records]),
         processing_class=AutoTokenizer.from_pretrained(str(model)),
         callbacks=[Marks()],

@@ -53,11 +53,17 @@ class AlgorithmConfig(ComponentConfig):
         """Violated rules that more than one field takes part in; subclasses add theirs."""
         if self.aggregate == "constant" and self.constant_tokens is None:
             return ["aggregate: constant needs constant_tokens: set it to the longest completion in tokens"]
-        if self.aggregate != "constant" and self.constant_tokens is not None:
+        # A default that another aggregate leaves without effect is nobody's mistake.
+        if self.aggregate != "constant" and self.constant_tokens not in (None, self._default_tokens()):
             return [
                 f"constant_tokens has no effect with aggregate: {self.aggregate}; remove it or set aggregate: constant"
             ]
         return []
+
+    @classmethod
+    def _default_tokens(cls) -> int | None:
+        default: int | None = cls.model_fields["constant_tokens"].default
+        return default
 
     @model_validator(mode="after")
     def _refuse_problems(self) -> "AlgorithmConfig":

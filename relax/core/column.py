@@ -61,11 +61,18 @@ COLUMNS: dict[str, Column] = _columns(
         "reference_logprobs", _S, "float32", ("T",), _TRAJECTORY, "logprobs under the reference policy, 0 off the mask"
     ),
     Column(
-        "trajectory_number", _S, "int64", ("T",), _TRAJECTORY, "number of the sample's trajectory, from its id; never stored"
+        "trajectory_number",
+        _S,
+        "int64",
+        ("T",),
+        _TRAJECTORY,
+        "number of the sample's trajectory, from its id; never stored",
     ),
     Column("old_logprobs", _S, "float32", ("T",), _STEP, "logprobs under version k exactly, 0 off the mask"),
     Column("importance_weights", _S, "float32", ("T",), _STEP, "weight of a token against the behaviour policy"),
     Column("whitened_advantages", _S, "float32", ("T",), _STEP, "advantages normalised over the tokens of the step"),
-    Column("preference_weights", _S, "float32", ("T",), _STEP, "slope of a pair's loss in a token's logprob, sign changed"),
+    Column(
+        "preference_weights", _S, "float32", ("T",), _STEP, "slope of a pair's loss in a token's logprob, sign changed"
+    ),
     Column("preference_losses", _S, "float32", ("T",), _STEP, "loss of a pair, split evenly over its tokens"),
 )

@@ -336,6 +336,10 @@ class Assembly:
         algorithm: Algorithm = ALGORITHMS.component(stage.algorithm.type)(stage.algorithm)
         return algorithm
 
+    def total_updates(self, stage: StageConfig) -> int:
+        """Optimizer updates of a stage, which its learning-rate schedule counts."""
+        return stage.steps * self.algorithm(stage).updates
+
     def stage(self, index: int, first: int, end: int) -> StageSetup:
         """The setup of stage `index`, whose remaining steps are `first .. end - 1`."""
         config = self.config

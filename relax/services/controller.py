@@ -23,6 +23,7 @@ from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS, Gate
 from relax.services.gate_state import GatePolicy
 from relax.services.register import Ending, Register
 from relax.services.signal import Signal
+from relax.services.verdict import empty_steps, lost_in_one_step, nonfinite_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +304,8 @@ class Controller:
         if self._stopping:
             raise StopRequested("stop requested")
         if self._state.closing and self.stage.stops_when_lost:
-            raise NoProgressError(
-                f"{self._state.lost} groups ended untrained while step {self.gate.step} of stage {self.stage.name!r} was filled, "
-                f"which is all that filter.max_per_step allows: {self.account.counts()['reasons']}; look at them with "
-                "`relax show group`, change the filter or the task, raise the limit, or set filter.then: close [LO5]"
-            )
+            reasons = self.account.counts()["reasons"]
+            raise NoProgressError(lost_in_one_step(self._state.lost, self.gate.step, self.stage.name, reasons))
 
     def _take_ends(self) -> bool:
         is_lost = self._state.closing and self.stage.stops_when_lost
@@ -325,7 +323,7 @@ class Controller:
         groups = self.gate.advance(ending.state, ending.reason, outcome.over_age)
         for group in groups:
             end = replace(ending, state="dropped", reason=OVER_AGE) if group in outcome.over_age else ending
-            self.register.stepped(group, await self._bus.read(group), end)
+            self.register.stepped(group, await self._bus.read(group), end, is_retaken)
         for group in surplus:
             await self._end_group(group, "dropped", SURPLUS)
         if self._settles_at_once:
@@ -353,17 +351,10 @@ class Controller:
         state, stage = self._state, self.stage
         state.nonfinite += outcome.reason == "nonfinite"
         if state.nonfinite >= stage.max_nonfinite_steps:
-            raise NoProgressError(
-                f"{state.nonfinite} steps of stage {stage.name!r} had a non-finite loss or gradient; "
-                "lower the learning rate, or inspect the dumped batches"
-            )
+            raise NoProgressError(nonfinite_steps(state.nonfinite, stage.name))
         state.empty_in_row = 0 if num_groups else state.empty_in_row + 1
         if state.empty_in_row >= stage.max_empty_steps:
-            reasons = self.account.counts()["reasons"]
-            raise NoProgressError(
-                f"{state.empty_in_row} steps in a row had no group to train (each gave up after {stage.max_lost} lost groups): "
-                f"{reasons}; look at the failures with `relax show group`, or change the filter or the task"
-            )
+            raise NoProgressError(empty_steps(state.empty_in_row, stage.max_lost, self.account.counts()["reasons"]))
 
     # --- leases that come back ---
 

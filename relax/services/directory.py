@@ -18,7 +18,7 @@ from relax.services.file import write_whole
 
 _FILES = frozenset({
     "config.yaml", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "quarantine.jsonl",
-    "metrics.jsonl", "samples.jsonl", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
+    "metrics.jsonl", "samples.jsonl", "timeline.json", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
 })  # fmt: skip
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +28,7 @@ _FOLDERS: Mapping[str, tuple[str, ...]] = {
     "dumps": ("step-[0-9]*.npz",),
     "evaluations": ("step-[0-9]*.json", ".step-[0-9]*.json.*"),
     "reference": ("*.safetensors", ".*.safetensors.*"),
+    "samples": ("step-[0-9]*.parquet", ".step-[0-9]*.parquet.*"),
     "tensorboard": ("*.tfevents.*", "eval/*.tfevents.*"),
 }
 """Every folder that a run makes, and what it writes into it."""
@@ -61,6 +62,15 @@ class RunDirectory:
     @property
     def journal(self) -> Path:
         return self.root / "journal"
+
+    @property
+    def samples(self) -> Path:
+        """Trajectories kept whole."""
+        return self.root / "samples"
+
+    @property
+    def timeline(self) -> Path:
+        return self.root / "timeline.json"
 
     @property
     def quarantine(self) -> Path:

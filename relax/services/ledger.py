@@ -34,6 +34,8 @@ class GroupRow:
     step: int | None
     prompt: str
     reference: str
+    place: int | None = None
+    """Its place in the take of its step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ written once per step on the ledger's own thread; monitors are fed through a que
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from relax.services.access import StepOutcome
 from relax.services.ledger import EvaluationRow, GroupRow, Ledger, LedgerRow, SampleRow, TrajectoryRow, pack_versions
 from relax.services.metric import split_numbers
 from relax.services.row import read_turns
+from relax.services.sample_file import EndedGroup, SampleFiles
 from relax.services.tally import Tally
 
 _log = logging.getLogger(__name__)
@@ -58,9 +60,12 @@ class Projection:
         number: Callable[[], int],
         on_step: Callable[[int, Mapping[str, float]], None],
         on_samples: Callable[[int, Sequence[Mapping[str, Json]]], None] = lambda step, samples: None,
+        samples: SampleFiles | None = None,
     ) -> None:
         self._ledger, self._compute = ledger, compute
         self._number, self._on_step, self._on_samples = number, on_step, on_samples
+        self._samples = samples
+        self._places: Counter[int] = Counter()
         self._shown: list[dict[str, Json]] = []
         self._admissions: dict[GroupId, Admission] = {}
         self._held: dict[GroupId, Held] = {}
@@ -86,7 +91,10 @@ class Projection:
         With a `step` the end is final only when `settled` says so. `recount` is for rows that were counted before a restart.
         """
         admission, event = self._admissions.pop(group), self._number()
-        rows: list[LedgerRow] = [_group_row(group, admission, state, reason, step, event)]
+        if self._samples is not None:
+            ended = EndedGroup(group, admission.prompt, admission.stage, admission.base, state, reason, step)
+            self._samples.add(ended, fetched)
+        rows: list[LedgerRow] = [_group_row(group, admission, state, reason, step, event, self._place(step))]
         sampled = 0
         for id in fetched.ids:
             if table_of(id) is Table.trajectory:
@@ -105,6 +113,13 @@ class Projection:
             self._rows += rows
         else:
             self._held[group] = Held(admission, rows, sampled, wasted)
+
+    def _place(self, step: int | None) -> int | None:
+        """How many groups the step had ended before, in take order; None for a group that no step ended."""
+        if step is None:
+            return None
+        self._places = Counter({step: self._places[step] + 1})
+        return self._places[step] - 1
 
     def settled(self, groups: Iterable[GroupId]) -> None:
         """A snapshot covers the ends of these groups: their rows are final, and closed by the newest event."""
@@ -126,7 +141,7 @@ class Projection:
 
     def _count(self, admission: Admission, row: TrajectoryRow, fetched: Fetched) -> None:
         cells = fetched.cells[row.id]
-        self._tally.add(row, is_judged="reward_parts" in cells)
+        self._tally.add(row, is_judged="reward_parts" in cells, source=admission.prompt.key.source)
         self._tally.count(read_turns(cells["turns"]).info, cells.get("mixed"))
         if len(self._shown) < SHOWN:
             self._shown.append(_shown(admission, row))
@@ -175,7 +190,9 @@ def _shown(admission: Admission, row: TrajectoryRow) -> dict[str, Json]:
     return {"id": row.id, **texts, "reference": prompt.reference, "reward": row.reward, "failure": row.failure}
 
 
-def _group_row(group: GroupId, admission: Admission, state: str, reason: str, step: int | None, event: int) -> GroupRow:
+def _group_row(
+    group: GroupId, admission: Admission, state: str, reason: str, step: int | None, event: int, place: int | None
+) -> GroupRow:
     prompt, key = admission.prompt, admission.prompt.key
     return GroupRow(
         id=group,
@@ -193,6 +210,7 @@ def _group_row(group: GroupId, admission: Admission, state: str, reason: str, st
         step=step,
         prompt="\n".join(f"{m.role}: {m.text}" for m in prompt.messages)[:_TEXT_LIMIT],
         reference=json.dumps(prompt.reference)[:_TEXT_LIMIT],
+        place=place,
     )
 
 

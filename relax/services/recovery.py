@@ -98,6 +98,7 @@ class Recovery:
         self._number = state.stage
         self._place = stage_at(state.stage)
         self._prompts = iter(self._place.source)
+        self._register.observe = self._place.source.observe
         self._index = BusIndex.load(state.bus, columns, log, self._place.max_rows, self._place.max_bytes)
         self._again = [GroupId(group) for group in state.controller["again"]]
         self._steps = StepState(**state.controller["step"])
@@ -194,6 +195,7 @@ class Recovery:
                 "begun must stay as they were"
             )
         self._prompts = iter(self._place.source)
+        self._register.observe = self._place.source.observe
         self._index = BusIndex(self._columns, self._log, self._place.max_rows, self._place.max_bytes)
         self._again, self._steps = [], StepState()
 
@@ -230,7 +232,8 @@ class Recovery:
         step = data["step"] - 1
         self._on_step(step, self._takes.of(range(step, step + 1)), self._read)
         for group in map(GroupId, data["groups"]):
-            self._register.stepped(group, self._read(group), Ending(data["state"], data["reason"], step))
+            ending = Ending(data["state"], data["reason"], step)
+            self._register.stepped(group, self._read(group), ending, self._gate.is_retaking)
         if not self._gate.is_retaking:
             self._steps.lost = 0
 

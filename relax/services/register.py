@@ -4,12 +4,13 @@ Kept by the controller, and by recovery, which tells it again what the journal s
 resumed run knows what an uninterrupted one would.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import TypeAlias
 
 from relax.bus.row import Fetched
-from relax.core.id import GroupId, group_id, index_of
-from relax.core.message import Json, Prompt, prompt_from_json, prompt_to_json
+from relax.core.id import GroupId, Table, group_id, index_of, table_of
+from relax.core.message import Json, Prompt, PromptKey, prompt_from_json, prompt_to_json
 from relax.services.account import Account, EndState
 from relax.services.projection import Projection
 
@@ -23,9 +24,16 @@ class Ending:
     step: int
 
 
+Observe: TypeAlias = Callable[[PromptKey, Sequence[float]], None]
+"""Tells the stage's data source what a group was rewarded with: `Source.observe`."""
+
+
 class Register:
+    """`observe` belongs to the source of the stage under way; whoever begins or recovers a stage sets it."""
+
     def __init__(self, account: Account, projection: Projection) -> None:
         self.account, self.projection = account, projection
+        self.observe: Observe = lambda key, rewards: None
         self._next_number = 0
         self._prompts: dict[GroupId, Prompt] = {}
         self._unsettled: dict[GroupId, Ending] = {}
@@ -67,13 +75,23 @@ class Register:
         """The group ends untrained, finally."""
         self.projection.ended(group, fetched, state, reason, None)
         self.account.end(group, state, reason)
+        self._show(group, fetched)
         del self._prompts[group]
 
-    def stepped(self, group: GroupId, fetched: Fetched, ending: Ending) -> None:
-        """A step ended the group; final once `settled`."""
+    def stepped(self, group: GroupId, fetched: Fetched, ending: Ending, is_retaken: bool = False) -> None:
+        """A step ended the group; final once `settled`. A step that is trained again was observed the first time."""
         self.projection.ended(group, fetched, ending.state, ending.reason, ending.step)
         self.account.end(group, ending.state, ending.reason)
         self._unsettled[group] = ending
+        if not is_retaken:
+            self._show(group, fetched)
+
+    def _show(self, group: GroupId, fetched: Fetched) -> None:
+        """Show the source the rewards that there are; in a replay the same happens at the same place among the draws."""
+        cells = (fetched.cells[id] for id in fetched.ids if table_of(id) is Table.trajectory)
+        rewards = [float(row["reward"]) for row in cells if row.get("reward") is not None]
+        if rewards:
+            self.observe(self._prompts[group].key, rewards)
 
     def settled(self, groups: Iterable[GroupId]) -> None:
         groups = [group for group in groups if group in self._unsettled]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relax.core.error import UserError
 from relax.core.message import Json
-from relax.training.checkpoint import CheckpointStore, read_meta
+from relax.training.checkpoint import CheckpointStore, damage, read_meta
 
 BACKEND_FOLDER = "model"
 
@@ -61,6 +61,9 @@ def _newest(store: CheckpointStore, kind: str) -> tuple[Path, RunState] | None:
             raise UserError(
                 f"{kind} {path} is damaged: {problem}; mend it, or remove that folder to resume from the one before it"
             )
+    problem = None if newest is None else damage(newest, contents=True)
+    if problem is not None:
+        raise UserError(f"{kind} {newest} is damaged: {problem}; remove that folder to resume from the one before it")
     return None if newest is None else (newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest)))
 
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
@@ -21,6 +21,7 @@ from relax.data.quarantine import Quarantine
 from relax.runtime.task import TaskSet
 from relax.services.account import Account
 from relax.services.assembly import Assembly
+from relax.services.best import open_checkpoints
 from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.dump import BatchDump
@@ -36,10 +37,12 @@ from relax.services.reference import open_reference
 from relax.services.register import Register
 from relax.services.resume import RunState, check_stages, newest_state
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
+from relax.services.sample_file import SampleFiles
 from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
 from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.stall import watch
 from relax.services.summary import write_summary
+from relax.services.timeline import Timeline
 from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
@@ -62,8 +65,10 @@ class Run:
 
     def __init__(self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, resume: bool = False) -> None:
         self._config, self._directory, self._hub = config, directory, hub
-        self._assembly = Assembly(config, Quarantine(directory.quarantine))
-        self._checkpoints = CheckpointStore(directory.checkpoints, config.training.checkpoint.keep_last)
+        self._timeline = Timeline(directory.timeline, config.run.timeline.every, config.run.timeline.steps)
+        self._assembly = Assembly(config, Quarantine(directory.quarantine), timeline=self._timeline)
+        self._samples = SampleFiles(directory.samples, config.run.samples.every, config.run.samples.keep)
+        self._checkpoints = open_checkpoints(config, directory)
         self._snapshot_store = CheckpointStore(directory.snapshots, KEPT)
         self._journal: Journal | None = None
         self._state: RunState | None = None
@@ -78,6 +83,8 @@ class Run:
             self._ledger = Ledger(self._directory.ledger)
             stack.callback(self._ledger.close)
             stack.push_async_callback(self._hub.close)
+            stack.push_async_callback(self._timeline.close)
+            stack.push_async_callback(self._samples.close)
             stack.push_async_callback(self._assembly.close)
             stack.callback(self._close_journal)
             await self._build()
@@ -138,7 +145,7 @@ class Run:
         self._log = MemoryLog(assembly.clock, EVENTS_KEPT, None if self._journal is None else self._journal.write)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
-            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step, self._hub.samples
+            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step, self._hub.samples, self._samples
         )
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
@@ -200,6 +207,7 @@ class Run:
         found = newest_state(self._snapshot_store, self._checkpoints)
         if found is None:
             self._ledger.cut_after(-1, 0)
+            self._samples.start_at(0)
             if self._journal is not None:
                 self._journal.discard()
                 self._journal.begin(1)
@@ -212,14 +220,28 @@ class Run:
             )
         self._state = state
         self._ledger.cut_after(state.event, state.step)
-        for name, stream in self._assembly.streams.items():
-            stream.restore(state.streams[name])
+        self._samples.start_at(state.step)
+        if self._restore_data(state):
+            state = replace(state, bus=None)  # other prompts than those that the journal's tail speaks of
         self._snapshots.adopt(state)
         self._recovered = recover(state, self._journal, self._log, self._controller, self._stage_place)
         if self._evaluation is not None:
             self._evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
             self._evaluated = {step for step, _ in self._ledger.metric(known)}
+
+    def _restore_data(self, state: RunState) -> list[str]:
+        """The cursors of all data; returns what changed since, where the configuration accepts changes (B5)."""
+        streams = self._assembly.streams
+        for name, stream in streams.items():
+            if name in state.streams:
+                stream.restore(state.streams[name])
+        source = self._assembly.source(self._config.stages[state.stage])
+        source.restore(state.source)
+        accepted = [*source.accepted, *(text for stream in streams.values() for text in stream.accepted)]
+        for text in accepted:
+            _report.warning("the data changed since the run was interrupted: %s", text)
+        return accepted
 
     def _stage_place(self, index: int) -> StagePlace:
         """Stage `index` for recovery: the cut's own with its cursor, a later one fresh."""
@@ -245,7 +267,7 @@ class Run:
         """Run steps `start .. end - 1` of a stage that began, in this process or an earlier one, at step `first`."""
         node, setup = self._config.stages[index], self._assembly.stage(index, start, end)
         recovered = self._recovered if self._recovered is not None and self._recovered.name == node.name else None
-        source = self._assembly.source(node) if recovered is None else recovered.source
+        source = self._stage_place(index).source if recovered is None else recovered.source
         self._recovered = None
         self._progress.first, self._progress.end = first, end
         self._snapshots.cursor = StageCursor(index, source)
@@ -254,7 +276,7 @@ class Run:
         began = time.monotonic()
         bus = None if recovered is None else recovered.index
         try:
-            await run_stage(await self._crew(setup, fresh=start == first), setup, iter(source), bus)
+            await run_stage(await self._crew(setup, fresh=start == first), setup, source, bus)
         finally:
             seconds = self._progress.seconds
             seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
@@ -275,7 +297,7 @@ class Run:
     async def _begin_optimizer(self, index: int) -> None:
         node, assembly = self._config.stages[index], self._assembly
         optimizer, schedule = self._config.optimizer_of(node), self._config.schedule_of(node)
-        await assembly.compute("trainer").run(assembly.backend.begin, optimizer, schedule, node.steps)
+        await assembly.compute("trainer").run(assembly.backend.begin, optimizer, schedule, assembly.total_updates(node))
 
     async def _crew(self, setup: StageSetup, fresh: bool) -> Crew:
         assembly = self._assembly
@@ -308,6 +330,8 @@ class Run:
             await self._settle_evaluation()
             await self._snapshots.checkpoint()
         await self._projection.flush()
+        await self._samples.flush(step - 1)
+        await self._timeline.stepped(step - 1)
         self._write_status(step)
 
     async def _evaluate(self, version: Version) -> None:

@@ -91,7 +91,8 @@ def read_group(ledger: Ledger, id: str) -> GroupView | EvaluationView:
     trajectories = tuple(_trajectory(ledger, child, row["step"]) for child in ledger.children(TrajectoryRow, wanted))
     _check_inside(wanted, inside, [id for t in trajectories for id in (t.id, *(sample.id for sample in t.samples))])
     rewards = np.array([t.reward for t in trajectories if t.reward is not None], dtype=np.float64)
-    row.pop("event")
+    for internal in ("event", "place"):
+        row.pop(internal)
     return GroupView(
         **{**row, "reference": _parsed(row["reference"])},
         reward_mean=float(rewards.mean()) if len(rewards) else None,

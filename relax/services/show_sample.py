@@ -58,7 +58,8 @@ def read_sample(ledger: LedgerReader, directory: RunDirectory, id: str, tokenize
     folder = directory.root / SAMPLES
     found, problem = _find(folder, trajectory.id, group.step)
     if found is not None and [sample.start, sample.stop] not in found["spans"]:
-        found, problem = None, f"{found['file']} holds another attempt at this trajectory, which a resume took back"
+        problem = f"{found['file']} holds another attempt at this trajectory, which a resume took back"
+        found = None
     if found is None:
         return SampleDetail(sample.id, group, trajectory, sample, None, "ledger", problem or _why_not(folder, group))
     tokens = _tokens(found, sample, _texts(tokenizer))

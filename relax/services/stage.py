@@ -4,7 +4,7 @@ Built by the run from configuration, and by the simulation from fakes; the roles
 loop is finite; every other loop is endless, and its return or failure ends the stage.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ from relax.bus.queue import TransferQueue
 from relax.bus.storage import MemoryStorage
 from relax.core.algorithm import Algorithm
 from relax.core.column import COLUMNS
-from relax.core.message import Prompt
-from relax.core.protocol import Clock, Compute, Generate, Renderer, Storage, TrainBackend
+from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Storage, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER
 from relax.services.controller import Controller, GateSampler, StageBounds
@@ -68,10 +67,11 @@ class Crew:
 
 
 async def run_stage(
-    crew: Crew, setup: StageSetup, prompts: Iterator[Prompt], recovered: BusIndex | None = None
+    crew: Crew, setup: StageSetup, source: Source, recovered: BusIndex | None = None
 ) -> None:
     """Train the steps `bounds.first .. bounds.end - 1`, on the bus that an interrupted run left if there is one."""
     bounds, controller = setup.bounds, crew.controller
+    controller.register.observe = source.observe
     storage: Storage = MemoryStorage(COLUMNS) if crew.journal is None else crew.journal.storage
     bus = TransferQueue(COLUMNS, storage, crew.log, crew.clock, setup.max_rows, setup.max_bytes, recovered)
     fleet = crew.fleet if setup.plan.samples else None
@@ -86,7 +86,7 @@ async def run_stage(
             if fleet is not None:
                 fleet.start(tasks, controller.changed.notify)
             _start_roles(tasks, crew, setup, bus)
-            tasks.start("admission", controller.admit(prompts), endless=True)
+            tasks.start("admission", controller.admit(iter(source)), endless=True)
             trainer = _trainer(crew, setup, bus)
             await trainer.run(bounds.first, bounds.end)
     finally:

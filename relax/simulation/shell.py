@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from relax.bus.index import BusIndex
-from relax.bus.row import Receipt, Subscription
+from relax.bus.queue import read_group
+from relax.bus.row import Fetched, Receipt, Subscription
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
 from relax.bus.write import CellNote, RowWrite
@@ -18,6 +19,7 @@ from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
 from relax.core.id import GroupId
 from relax.core.protocol import Sampler
+from relax.simulation.disk import Cells
 from relax.simulation.timeline import Timeline, Timer
 from relax.simulation.truth import BusTruth
 from relax.simulation.violation import Violation
@@ -48,7 +50,7 @@ class Admission:
 
 
 class Shell:
-    """One stage's bus. `put_back` is told the groups of trainer leases that came back."""
+    """One stage's bus. `put_back` is told the groups of trainer leases that came back; `index` is one that was brought back."""
 
     def __init__(
         self,
@@ -59,22 +61,25 @@ class Shell:
         max_rows: int,
         max_bytes: int,
         put_back: Callable[[Iterable[GroupId]], None],
+        truth: BusTruth,
+        cells: Cells,
+        index: BusIndex | None,
     ) -> None:
-        self._timeline = timeline
+        self._timeline, self._log = timeline, log
         self.max_rows, self.max_bytes = max_rows, max_bytes
-        self.index = BusIndex(COLUMNS, log, max_rows, max_bytes)
-        self.truth = BusTruth(subscriptions, max_rows, max_bytes)
+        self.index = index or BusIndex(COLUMNS, log, max_rows, max_bytes)
+        self.truth, self._cells = truth, cells
         self.lines: dict[str, list[Waiter]] = {}
         self.admissions: list[Admission] = []
         self.is_closed = False
         self._samplers = {one.consumer: samplers.get(one.consumer, FifoSampler()) for one in subscriptions}
-        self._lease_s = {one.consumer: one.lease_s for one in subscriptions}
         self._put_back = put_back
         self._timer: Timer | None = None
         self._timer_at = 0.0
         for one in subscriptions:
             self.lines[one.consumer] = []
             self.index.subscribe(one)
+        self._arm()
         self.ready = {one.consumer: self.index.candidates(one.consumer) for one in subscriptions}
         """What each consumer could lease now; the index keeps these lists up to date."""
 
@@ -109,7 +114,7 @@ class Shell:
             if not chosen:
                 continue
             receipt = self.index.lease(consumer, waiter.holder, chosen, self._timeline.now)
-            self.truth.leased(receipt, chosen, self._timeline.now)
+            self.truth.check_receipt(receipt)
             self.lines[consumer].remove(waiter)
             waiter.receipt = receipt
             self._timeline.after(0.0, partial(self._deliver, waiter))
@@ -127,18 +132,20 @@ class Shell:
         """Write rows; returns those that were new, None when the put was refused as late."""
         held, now = self.truth.is_held(lease), self._timeline.now
         try:
-            outcome = self.index.put(lease, writes, now)
+            plan = self.index.plan(lease, writes)
         except LateError:
             self._refused("put", lease, held)
             return None
-        if not held:
-            raise Violation("TQ4", f"a put under {lease} was accepted, but the lease is no longer held")
-        self.truth.written(lease, outcome.plan, now + self._lease_s[lease.split(":")[0]])
-        for late in outcome.plan.late:
-            if self.truth.is_here(GroupId(late.split("/")[0])):
-                raise Violation("TQ4", f"row {late} was refused as late, but its group is on the bus")
-        self._follow(outcome.change)
-        return frozenset(write.id for write in outcome.plan.fresh)
+        self._cells.put({w.id: {name: note.digest for name, note in w.cells.items()} for w in plan.fresh})
+        self._follow(self.index.commit(lease, plan, now))
+        return frozenset(write.id for write in plan.fresh)
+
+    def written(self, lease: str) -> Mapping[str, Sequence[str]]:
+        """The columns of each row at or below what a lease holds."""
+        return self.index.written(lease)
+
+    def read(self, group: GroupId) -> Fetched:
+        return read_group(self.index, self._cells, group)  # type: ignore[arg-type]
 
     def put_again(self, lease: str, writes: Sequence[RowWrite]) -> None:
         """Write what was just written: equal content changes nothing, other content is an error (TQ4)."""
@@ -177,7 +184,6 @@ class Shell:
         except LateError:
             self._refused("renew", lease, held)
             return False
-        self.truth.renewed(lease, self._timeline.now + self._lease_s[lease.split(":")[0]])
         self._follow(change)
         return True
 
@@ -189,9 +195,6 @@ class Shell:
         except LateError:
             self._refused("ack", lease, held)
             return False
-        if not held:
-            raise Violation("TQ4", f"an ack of {lease} was accepted, but the lease is no longer held")
-        self.truth.acked(lease)
         self._follow(change)
         return True
 
@@ -202,8 +205,7 @@ class Shell:
     # --- leases that come back ---------------------------------------------------------------------------------------
 
     def release(self, lease: str) -> None:
-        leases = [lease] if self.truth.is_held(lease) else []
-        self._returned(leases, self.index.release(lease))
+        self._return([lease] if self.truth.is_held(lease) else [], lambda: self.index.release(lease))
 
     def drop_holder(self, holder: str) -> None:
         """A holder died."""
@@ -211,19 +213,21 @@ class Shell:
             for waiter in [waiter for waiter in line if waiter.holder == holder]:
                 waiter.has_left = True
                 line.remove(waiter)
-        leases = self.truth.held_by(holder)
-        self._returned(leases, self.index.drop_holder(holder))
+        self._return(self.truth.held_by(holder), lambda: self.index.drop_holder(holder))
 
     def _expire(self) -> None:
         self._timer = None
         if not self.is_closed:
-            leases = self.truth.due(self._timeline.now)
-            self._returned(leases, self.index.expire(self._timeline.now))
+            now = self._timeline.now
+            self._return(self.truth.due(now), lambda: self.index.expire(now))
 
-    def _returned(self, leases: Sequence[str], change: Change) -> None:
-        """What came back is on offer again (TQ2), and the gate hears of what the trainer had taken."""
-        for lease in leases:
-            held = self.truth.returned(lease)
+    def _return(self, leases: Sequence[str], give_back: Callable[[], Change]) -> None:
+        """What comes back is on offer again (TQ2), and the gate hears of what the trainer had taken."""
+        returned = [(lease, self.truth.lease(lease)) for lease in leases]
+        change = give_back()
+        for lease, held in returned:
+            if self.truth.is_held(lease):
+                raise Violation("TQ2", f"lease {lease} should have come back")
             if held.consumer == "trainer":
                 self._put_back([GroupId(unit) for unit in sorted(held.units)])
             offered = {candidate.id for candidate in self.index.candidates(held.consumer)}
@@ -247,18 +251,15 @@ class Shell:
             first = self.admissions.pop(0)
             note = CellNote(str(first.group), CELL_BYTES)
             cells = {"prompt": note, "base": note}
+            self._cells.put({first.group: {name: note.digest for name in cells}})
             change = self.index.admit(first.group, cells, first.children, first.rows, first.num_bytes)
-            self.truth.admitted(first.group, cells, first.children, (first.rows, first.num_bytes))
             self._follow(change)
             first.admitted()
 
     def end(self, group: GroupId) -> None:
-        self.truth.closed(group)
         self._follow(self.index.end(group))
 
     def settle(self, groups: Sequence[GroupId]) -> None:
-        for group in groups:
-            self.truth.closed(group)
         self._follow(self.index.settle(groups))
 
     def close(self) -> None:
@@ -273,6 +274,8 @@ class Shell:
             raise Violation("TQ5", f"the bus holds {status.charged_rows} rows and {status.charged_bytes} bytes")
 
     def _follow(self, change: Change) -> None:
+        for row in change.dropped:
+            self._cells.drop(row)
         if change.dropped:
             self.truth.dropped(change.dropped)
         for consumer in change.woken:

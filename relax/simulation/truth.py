@@ -1,15 +1,18 @@
 """What the simulation itself knows of the bus: rows, cells and leases, kept apart from the index under attack.
 
-Called by `shell`. Each method is told what the index did and raises Violation where that breaks TQ1-TQ5.
+It follows the events of one stage's bus as they reach the disk, so it outlives a kill. Each is checked against TQ1-TQ5;
+`shell` asks it what is held and tells it what left.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from relax.bus.index import BusIndex
 from relax.bus.row import Receipt, Subscription
-from relax.bus.write import WritePlan
 from relax.core.column import COLUMNS
 from relax.core.id import GroupId, Table, group_of, parent_of, table_of
+from relax.core.message import Json
+from relax.simulation.disk import Cells
 from relax.simulation.violation import Violation
 
 
@@ -37,8 +40,8 @@ class TrueGroup:
 class BusTruth:
     """One queue's rows and leases."""
 
-    def __init__(self, subscriptions: Iterable[Subscription], max_rows: int, max_bytes: int) -> None:
-        self._subscriptions = {one.consumer: one for one in subscriptions}
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._subscriptions: dict[str, Subscription] = {}
         self._max = (max_rows, max_bytes)
         self._groups: dict[GroupId, TrueGroup] = {}
         self._leases: dict[str, TrueLease] = {}
@@ -54,13 +57,9 @@ class BusTruth:
     def is_held(self, lease: str) -> bool:
         return lease in self._leases
 
-    def units(self, lease: str) -> set[str]:
-        """What a lease holds; empty when it is not held."""
-        held = self._leases.get(lease)
-        return set() if held is None else set(held.units)
-
-    def rows(self, group: GroupId, table: Table) -> Sequence[str]:
-        return self._groups[group].by_table[table]
+    def lease(self, lease: str) -> TrueLease:
+        """A lease that is held."""
+        return self._leases[lease]
 
     def due(self, now: float) -> list[str]:
         return [lease for lease, held in self._leases.items() if held.deadline <= now]
@@ -68,33 +67,114 @@ class BusTruth:
     def held_by(self, holder: str) -> list[str]:
         return [lease for lease, held in self._leases.items() if held.holder == holder]
 
-    # --- what the index did ------------------------------------------------------------------------------------------
+    def is_closed(self, group: GroupId) -> bool:
+        return group not in self._groups or self._groups[group].closed
 
-    def admitted(self, group: GroupId, cells: Iterable[str], children: int, reserved: tuple[int, int]) -> None:
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def observe(self, kind: str, data: Mapping[str, Json]) -> None:
+        observer = _OBSERVERS.get(kind)
+        if observer is not None:
+            observer(self, data)
+
+    def _subscribed(self, data: Mapping[str, Json]) -> None:
+        self._subscriptions[data["consumer"]] = Subscription(
+            data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"]
+        )
+
+    def _admitted(self, data: Mapping[str, Json]) -> None:
         """A group is on the bus. The sum of reservations keeps both bounds (TQ5)."""
+        group = GroupId(data["group"])
         if group in self._groups:
             raise Violation("AC3", f"group {group} was admitted twice")
-        known = self._groups[group] = TrueGroup({group: set(cells)}, {group: children}, reserved)
+        rows, num_bytes = data["reserved"]
+        known = TrueGroup({group: set(data["cells"])}, {group: data["children"]}, (rows, num_bytes))
+        self._groups[group] = known
         known.by_table[Table.group].append(group)
         for axis, bound in enumerate(self._max):
             total = sum(one.reserved[axis] for one in self._groups.values())
             if total > bound:
                 raise Violation("TQ5", f"reservations of {total} over the bound {bound} after {group}")
 
-    def leased(self, receipt: Receipt, units: Sequence[str], now: float) -> None:
+    def _leased(self, data: Mapping[str, Json]) -> None:
         """A lease was granted: to nobody else's rows (TQ2), each complete (TQ3), a group's rows all of them."""
-        consumer = self._subscriptions[receipt.consumer]
-        for unit in units:
+        consumer = self._subscriptions[data["consumer"]]
+        for unit in data["units"]:
             key = (consumer.consumer, unit)
             if key in self._held or key in self._acked:
-                raise Violation(
-                    "TQ2", f"{unit} was handed out to {receipt.holder} of {consumer.consumer} a second time"
-                )
-            self._held[key] = receipt.lease
+                raise Violation("TQ2", f"{unit} was handed out to {data['holder']} of {consumer.consumer} a second time")
+            self._held[key] = data["lease"]
             self._check_complete(consumer, unit)
-        self._leases[receipt.lease] = TrueLease(consumer.consumer, receipt.holder, set(units), now + consumer.lease_s)
-        table = consumer.table
-        expected = sorted(row for unit in units for row in self._below(unit, table))
+        self._leases[data["lease"]] = TrueLease(
+            consumer.consumer, data["holder"], set(data["units"]), data["deadline"]
+        )
+
+    def _written(self, data: Mapping[str, Json]) -> None:
+        """A put was accepted: under a held lease, each cell once, each row under it (TQ4); nothing was refused for nothing."""
+        held = self._lease_of(data, "put")
+        held.deadline = data["deadline"]
+        for row in data["rows"]:
+            self._write(held, row["id"], set(row["cells"]), row["children"])
+        for late in data["late"]:
+            if self.is_here(group_of(late)):
+                raise Violation("TQ4", f"row {late} was refused as late, but its group is on the bus")
+
+    def _write(self, held: TrueLease, id: str, cells: set[str], children: int | None) -> None:
+        group = self._groups[group_of(id)]
+        if not any(id == unit or id.startswith(f"{unit}/") for unit in held.units):
+            raise Violation("TQ4", f"{id} was written under a lease of {sorted(held.units)}")
+        if id not in group.rows:
+            group.rows[id] = set()
+            group.by_table[table_of(id)].append(id)
+        again = group.rows[id] & cells
+        if again:
+            raise Violation("TQ4", f"cells {sorted(again)} of {id} were written a second time")
+        group.rows[id] |= cells
+        if children is not None:
+            group.children[id] = children
+
+    def _renewed(self, data: Mapping[str, Json]) -> None:
+        self._lease_of(data, "renew").deadline = data["deadline"]
+
+    def _lease_of(self, data: Mapping[str, Json], verb: str) -> TrueLease:
+        if data["lease"] not in self._leases:
+            raise Violation("TQ4", f"{verb} under {data['lease']} was accepted, but the lease is no longer held")
+        return self._leases[data["lease"]]
+
+    def _done(self, data: Mapping[str, Json]) -> None:
+        held = self._lease_of(data, "ack")
+        del self._leases[data["lease"]]
+        for unit in held.units:
+            del self._held[held.consumer, unit]
+            self._acked.add((held.consumer, unit))
+
+    def _returned(self, data: Mapping[str, Json]) -> None:
+        """Leases came back; their units may be leased again."""
+        for lease in data["leases"]:
+            held = self._leases.pop(lease)
+            for unit in held.units:
+                del self._held[held.consumer, unit]
+
+    def _unacked(self, data: Mapping[str, Json]) -> None:
+        groups = set(data["groups"])
+        self._acked = {
+            key for key in self._acked if key[0] != data["consumer"] or group_of(key[1]) not in groups
+        }
+
+    def _ended(self, data: Mapping[str, Json]) -> None:
+        self._groups[GroupId(data["group"])].closed = True
+
+    def _settled(self, data: Mapping[str, Json]) -> None:
+        for group in data["groups"]:
+            self._groups[GroupId(group)].closed = True
+
+    # --- what is complete ---------------------------------------------------------------------------------------------
+
+    def check_receipt(self, receipt: Receipt) -> None:
+        """A lease names the rows that there are (TQ3)."""
+        held = self._leases[receipt.lease]
+        table = self._subscriptions[held.consumer].table
+        expected = sorted(row for unit in held.units for row in self._below(unit, table))
         if sorted(receipt.ids) != expected:
             raise Violation("TQ3", f"lease {receipt.lease} names rows {receipt.ids}, there are {expected}")
 
@@ -124,47 +204,7 @@ class BusTruth:
             if declared != len(group.by_table[table]):
                 raise Violation("TQ3", f"{unit} was handed to {consumer.consumer} before all its {table} rows")
 
-    def written(self, lease: str, plan: WritePlan, deadline: float) -> None:
-        """A put was accepted: under a held lease (TQ4), each cell once, each row under it."""
-        held = self._leases[lease]
-        held.deadline = deadline
-        for write in plan.fresh:
-            group = self._groups[group_of(write.id)]
-            if not any(write.id == unit or write.id.startswith(f"{unit}/") for unit in held.units):
-                raise Violation("TQ4", f"{write.id} was written under {lease}, which holds {sorted(held.units)}")
-            if write.id not in group.rows:
-                group.rows[write.id] = set()
-                group.by_table[table_of(write.id)].append(write.id)
-            again = group.rows[write.id] & write.cells.keys()
-            if again:
-                raise Violation("TQ4", f"cells {sorted(again)} of {write.id} were written a second time")
-            group.rows[write.id] |= write.cells.keys()
-            if write.children is not None:
-                group.children[write.id] = write.children
-
-    def renewed(self, lease: str, deadline: float) -> None:
-        self._leases[lease].deadline = deadline
-
-    def acked(self, lease: str) -> None:
-        held = self._leases.pop(lease)
-        for unit in held.units:
-            del self._held[held.consumer, unit]
-            self._acked.add((held.consumer, unit))
-
-    def returned(self, lease: str) -> TrueLease:
-        """A lease came back; its units may be leased again."""
-        held = self._leases.pop(lease)
-        for unit in held.units:
-            del self._held[held.consumer, unit]
-        return held
-
-    def closed(self, group: GroupId) -> None:
-        """The group was ended or settled; from now on its rows may leave."""
-        if group in self._groups:
-            self._groups[group].closed = True
-
-    def is_closed(self, group: GroupId) -> bool:
-        return group not in self._groups or self._groups[group].closed
+    # --- what leaves -------------------------------------------------------------------------------------------------
 
     def dropped(self, rows: Iterable[str]) -> None:
         """Rows left the bus: only those of ended or settled groups may (TQ2)."""
@@ -178,6 +218,38 @@ class BusTruth:
                 self._leases[lease].units.discard(key[1])
                 if not self._leases[lease].units:
                     del self._leases[lease]
+
+    def check_recovered(self, index: BusIndex, cells: Cells) -> None:
+        """TQ8: a bus that was brought back has the rows and cells that there were, and nobody holds any of them."""
+        state = index.state()["groups"]
+        self.dropped([group for group in self._groups if group not in state and self.is_closed(group)])
+        if state.keys() != self._groups.keys() or self._leases:
+            raise Violation(
+                "TQ8", f"brought back {sorted(state)}, there were {sorted(self._groups)}; leases {list(self._leases)}"
+            )
+        for group, known in self._groups.items():
+            rows = state[group]["rows"]
+            if {row: set(found["cells"]) for row, found in rows.items()} != known.rows:
+                raise Violation("TQ8", f"{group} was brought back with other cells: {rows}, there were {known.rows}")
+            for row, found in rows.items():
+                marks = {name: mark for name, (mark, _, _) in found["cells"].items()}
+                if cells.get(row, list(marks)) != marks:
+                    raise Violation("TQ8", f"{row} has the contents {cells.get(row, list(marks))}, written were {marks}")
+
+
+_OBSERVERS: Mapping[str, Callable[[BusTruth, Mapping[str, Json]], None]] = {
+    "bus/subscribe": BusTruth._subscribed,
+    "bus/admit": BusTruth._admitted,
+    "bus/lease": BusTruth._leased,
+    "bus/put": BusTruth._written,
+    "bus/renew": BusTruth._renewed,
+    "bus/ack": BusTruth._done,
+    "bus/release": BusTruth._returned,
+    "bus/expire": BusTruth._returned,
+    "bus/unack": BusTruth._unacked,
+    "bus/end": BusTruth._ended,
+    "bus/settle": BusTruth._settled,
+}
 
 
 def _owner(row: str, table: Table) -> str:

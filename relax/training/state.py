@@ -126,7 +126,7 @@ def capture_training(
             continue
         held = optimizer.state[parameter]
         values[name] = {key: value for key, value in held.items() if not isinstance(value, Tensor)}
-        copies = {key: value.detach() for key, value in held.items() if isinstance(value, Tensor)}
+        copies = {key: value.detach().to("cpu", copy=True) for key, value in held.items() if isinstance(value, Tensor)}
         tensors[name] = {key: value.contiguous() for key, value in copies.items()}
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():

@@ -46,6 +46,11 @@ async def test_an_adapter_run_is_stopped_resumed_and_evaluated(stop_after: int, 
     assert gaps
     assert max(gaps) < 1e-5, "the engines sample from what the trainer scores"
 
+    divergence = [m["policy/kl_reference"] for _, m in sorted(watcher.metrics.items()) if "policy/kl_reference" in m]
+    assert divergence[-1] > 1e-7
+    if stop_after < 3:
+        assert divergence[0] < 1e-10, "the reference is the policy that its stage began with, adapter included"
+
     newest = CheckpointStore(run_root(config) / "checkpoints").newest()
     assert newest is not None
     assert not (newest / BACKEND_FOLDER / "model.safetensors").exists()

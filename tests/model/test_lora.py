@@ -114,7 +114,9 @@ def test_a_folder_with_an_adapter_is_loaded_as_the_merged_model(model: Any, weig
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks transformers so
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # peft asks transformers so
 def test_peft_itself_loads_what_was_written(model: Any, tmp_path: Path) -> None:
     from peft import PeftModel
 

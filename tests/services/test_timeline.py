@@ -199,7 +199,9 @@ async def test_a_wrapped_object_is_the_same_but_for_its_spans(timeline: Timeline
     assert spans(events, "reward") == [("exact", 62, 64)]
 
 
-async def test_calls_that_overlap_are_one_span(path: Path) -> None:
+async def test_calls_that_overlap_are_one_span(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOIN_US", 1_000_000)  # however busy the machine is
+
     class Engine:
         async def generate(self, wait: float) -> None:
             await asyncio.sleep(wait)
@@ -293,7 +295,10 @@ def thread() -> Iterator[ComputeThread]:
     thread.close()
 
 
-async def test_a_real_thread_is_measured_where_it_runs(path: Path, thread: ComputeThread) -> None:
+async def test_a_real_thread_is_measured_where_it_runs(
+    path: Path, thread: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOIN_US", 60_000_000)  # however busy the machine is
     timeline = Timeline(path, every=1)
     compute = timeline.measured_compute("trainer", thread)
     await asyncio.gather(*(compute.run(sum, range(1000)) for _ in range(3)), compute.run(max, [1, 2]))

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from relax import __version__
 from relax.core.error import ConfigError, RelaxError, UserError
-from relax.services.cli import component, config, evaluate, export, show, status, train
+from relax.services.cli import component, config, evaluate, export, replay, show, status, train
 from relax.services.cli.screen import print_error
 
 ENVIRONMENT = {
@@ -52,6 +52,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate_command)
 app.command("export")(export.export_command)
+app.command("replay")(replay.replay_command)
 app.command("status")(status.status_command)
 app.add_typer(show.app, name="show")
 app.add_typer(config.app, name="config")
