@@ -56,7 +56,7 @@ class ReinforcePpConfig(PolicyConfig):
     """What a reward is worth one sampled token earlier. Tokens of the environment do not count as time."""
     normalize_advantage: bool = True
     """Divide by the standard deviation over the step's tokens, after subtracting their mean."""
-    kl_estimator: Literal["k1"] = "k1"  # type: ignore[assignment]
+    kl_estimator: Literal["k1"] = "k1"
     """The penalty is k1: it is in the reward, not in the loss."""
 
     @field_validator("group_size")
@@ -124,7 +124,7 @@ class DpoConfig(AlgorithmConfig):
     group_size: int = 2
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """How strongly the policy is held to the reference policy."""
-    aggregate: Literal["group"] = "group"  # type: ignore[assignment]
+    aggregate: Literal["group"] = "group"
     """The loss is the mean over pairs."""
 
     @property

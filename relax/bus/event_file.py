@@ -80,8 +80,8 @@ class EventFiles:
     def prune(self, before: int | None) -> None:
         """Delete the files that hold nothing from `before` on; all of them with None."""
         files = _files(self._directory)
-        ends = [*(first for first, _ in files[1:]), None]
-        for (_, path), end in zip(files, ends, strict=True):
+        for position, (_, path) in enumerate(files):
+            end = files[position + 1][0] if position + 1 < len(files) else None
             if before is None or (end is not None and end <= before):
                 path.unlink(missing_ok=True)
 

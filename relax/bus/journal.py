@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relax.bus.event_file import EventFiles, OpenFile, open_unbuffered
+from relax.bus.segment import SEGMENT_BYTES
 from relax.bus.segment_storage import SegmentStorage
 from relax.core.column import Column
 from relax.core.event import Event
@@ -32,11 +33,15 @@ class Journal:
     """The journal of one directory. One writer: the run's lock sees to that."""
 
     def __init__(
-        self, directory: Path, columns: Mapping[str, Column], open_file: OpenFile = open_unbuffered
+        self,
+        directory: Path,
+        columns: Mapping[str, Column],
+        open_file: OpenFile = open_unbuffered,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._directory = directory
         self._events = EventFiles(directory, open_file)
-        self.storage = SegmentStorage(columns, directory, open_file)
+        self.storage = SegmentStorage(columns, directory, open_file, segment_bytes)
 
     def write(self, event: Event) -> None:
         """The log's sink. Raises UserError when the disk does not take it."""

@@ -118,11 +118,10 @@ def read_segment(path: Path) -> Iterator[tuple[str, str, Any]]:
         start = reader.tell()
         try:
             message = pa.ipc.read_message(reader)
-            batch = pa.ipc.read_record_batch(message, SCHEMA)
-            cells = list(_cells(batch))
+            cells = list(_cells(pa.ipc.read_record_batch(message, SCHEMA)))
         except (pa.ArrowInvalid, OSError, EOFError, ValueError, TypeError, IndexError):
             return  # the end, or what a kill tore: no event names it
-        if reader.tell() == start or not _is_whole(batch):
+        if reader.tell() == start:
             return
         yield from cells
 
@@ -140,14 +139,17 @@ def _mapped(path: Path) -> mmap.mmap:
 def _batch(
     places: list[tuple[str, str]], encoded: list[tuple[str, str, Any]], ends: list[int], data: Any
 ) -> pa.RecordBatch:
-    """One line per cell, and a last one with the checksum of the data."""
-    checksum = str(zlib.crc32(data))
+    """One line per cell, and a last one with the checksum of everything."""
+    texts = [
+        [row for row, _ in places],
+        [name for _, name in places],
+        [kind for kind, _, _ in encoded],
+        [shape for _, shape, _ in encoded],
+    ]
+    last = ["", "", _CHECKSUM, str(_checksum(texts, data))]
     return pa.record_batch(
         [
-            pa.array([*(row for row, _ in places), ""], pa.string()),
-            pa.array([*(name for _, name in places), ""], pa.string()),
-            pa.array([*(kind for kind, _, _ in encoded), _CHECKSUM], pa.string()),
-            pa.array([*(shape for _, shape, _ in encoded), checksum], pa.string()),
+            *(pa.array([*column, end], pa.string()) for column, end in zip(texts, last, strict=True)),
             pa.Array.from_buffers(
                 pa.large_binary(),
                 len(encoded) + 1,
@@ -158,19 +160,22 @@ def _batch(
     )
 
 
-def _is_whole(batch: pa.RecordBatch) -> bool:
-    """Whether the data are those of the checksum in the last line."""
-    kind, checksum = (batch.column(i)[-1].as_py() for i in (2, 3))
-    data = batch.column(4).buffers()[2]
-    return bool(kind == _CHECKSUM) and int(checksum) == zlib.crc32(data if data is not None else b"")
+def _checksum(texts: list[list[str]], data: Any) -> int:
+    return zlib.crc32("\0".join(text for column in texts for text in column).encode(), zlib.crc32(data))
 
 
 def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
-    rows, names, kinds, shapes = (batch.column(i).to_pylist() for i in range(4))
-    data = batch.column(4)
-    for index, (row, name, kind, shape) in enumerate(zip(rows, names, kinds, shapes, strict=True)):
-        if kind != _CHECKSUM:
-            yield row, name, _decode(kind, shape, data[index].as_buffer())
+    """The cells of a batch. Raises ValueError for one that is not whole."""
+    batch.validate(full=True)  # before anything reads it: torn offsets would end the process
+    texts = [batch.column(i).to_pylist() for i in range(4)]
+    kind, checksum = texts[2].pop(), texts[3].pop()
+    del texts[0][-1], texts[1][-1]
+    column = batch.column(4)
+    data = column.buffers()[2]
+    if kind != _CHECKSUM or int(checksum) != _checksum(texts, b"" if data is None else data):
+        raise ValueError("the checksum of a batch is another one")
+    for index, (row, name, kind, shape) in enumerate(zip(*texts, strict=True)):
+        yield row, name, _decode(kind, shape, column[index].as_buffer())
 
 
 # --- cells <-> (kind, shape, payload) --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from relax.config.number import checked_numbers
+from relax.config.secret import WRITTEN, written_secrets
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Where a value lies: keys of mappings and positions in lists, from the root down."""
@@ -89,6 +90,12 @@ class Config(BaseModel):
     @classmethod
     def _let_refused_pass(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return value if value is REFUSED else handler(value)
+
+    @rule
+    def no_secret_is_written_out(self) -> Iterator[Violation]:
+        for name, field in type(self).model_fields.items():
+            for path in written_secrets(self.__dict__[name], (field.alias or name,)):
+                yield path, WRITTEN
 
 
 class ComponentConfig(Config):

@@ -26,6 +26,9 @@ from relax.services.signal import Signal
 from relax.services.verdict import empty_steps, lost_in_one_step, nonfinite_steps
 
 
+STAGE_ENDED = "the stage ended"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSize:
     """What a group of this stage may occupy on the bus at most (TQ5)."""
@@ -342,8 +345,9 @@ class Controller:
     async def _end_rest(self) -> None:
         """The stage is over: what its last step left behind by closing short ends here, so that the next begins empty (ST8)."""
         for group, _ in self.register.outstanding():
-            self.gate.end(group, "dropped", "the stage ended")
-            await self._end_group(group, "dropped", "the stage ended")
+            if not self.gate.end(group, "dropped", STAGE_ENDED):
+                self.gate.end_withdrawn(group, "dropped", STAGE_ENDED)
+            await self._end_group(group, "dropped", STAGE_ENDED)
         self._again, self._retries = [], []
 
     def _judge(self, outcome: StepOutcome, num_groups: int) -> None:

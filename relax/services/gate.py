@@ -149,6 +149,10 @@ class Gate:
         self._commit("gate/end", {"group": group, "state": state, "reason": reason})
         return True
 
+    def end_withdrawn(self, group: GroupId, state: str, reason: str) -> None:
+        """A group that gave its place back ends before it was admitted again."""
+        self._commit("gate/end", {"group": group, "state": state, "reason": reason})
+
     def withdraw(self, group: GroupId) -> None:
         """The group gives its place back without ending: a restart found it unusable, and it is admitted again later."""
         self._commit("gate/withdraw", {"group": group})

@@ -146,7 +146,8 @@ class GateState:
         self._enter(group, Outstanding(entry.base, data["deadline"], entry.started, entry.attempt))
 
     def _end(self, data: Mapping[str, Json]) -> None:
-        self._leave(GroupId(data["group"]))
+        if data["group"] in self.outstanding:  # else it was withdrawn before
+            self._leave(GroupId(data["group"]))
 
     def _take(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])

@@ -155,6 +155,10 @@ class Ledger:
         """To the disk itself: a checkpoint that survives a power cut must not be newer than its ledger."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def copy_to(self, other: "Ledger") -> None:
+        """Everything that is written, into an empty ledger."""
+        self._connection.backup(other._connection)
+
     # --- reading ---
 
     def next_evaluation(self) -> int:

@@ -67,6 +67,11 @@ def _newest(store: CheckpointStore, kind: str) -> tuple[Path, RunState] | None:
     return None if newest is None else (newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest)))
 
 
+def complete_states(store: CheckpointStore) -> list[RunState]:
+    """The cuts of all complete snapshots, oldest first."""
+    return [RunState.from_json(read_meta(path)) for path in store.complete()]
+
+
 def check_stages(state: RunState, stages: Sequence[tuple[str, int]]) -> None:
     """Whether a run with these stages (name, steps) can go on from `state`.
 

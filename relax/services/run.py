@@ -35,7 +35,7 @@ from relax.services.publisher import Publisher
 from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.reference import open_reference
 from relax.services.register import Register
-from relax.services.resume import RunState, check_stages, newest_state
+from relax.services.resume import RunState, check_stages, complete_states, newest_state
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
 from relax.services.sample_file import SampleFiles
 from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
@@ -223,7 +223,7 @@ class Run:
         self._samples.start_at(state.step)
         if self._restore_data(state):
             state = replace(state, bus=None)  # other prompts than those that the journal's tail speaks of
-        self._snapshots.adopt(state)
+        self._snapshots.adopt(complete_states(self._snapshot_store))
         self._recovered = recover(state, self._journal, self._log, self._controller, self._stage_place)
         if self._evaluation is not None:
             self._evaluation.next_number = self._ledger.next_evaluation()

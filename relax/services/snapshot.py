@@ -4,8 +4,10 @@ Called by the publisher before a version goes out (snapshot), and by the run (ch
 and has a tail in the journal; a checkpoint is for people and stands alone. Both are complete or ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 from relax.bus.journal import Journal, Mark
 from relax.bus.log import MemoryLog
@@ -14,10 +16,15 @@ from relax.core.protocol import Compute, Source, TrainBackend
 from relax.services.controller import Controller
 from relax.services.ledger import Ledger
 from relax.services.resume import BACKEND_FOLDER, RunState
-from relax.training.checkpoint import CheckpointStore, read_meta
 
 KEPT = 2
 """Snapshots that are kept: the newest, and the one before it, from which `relax replay` trains again."""
+
+
+class Store(Protocol):
+    """What a `CheckpointStore` is used for here."""
+
+    def write(self, step: int, fill: Callable[[Path], None], meta: Mapping[str, Json]) -> object: ...
 
 
 @dataclass(slots=True)
@@ -46,8 +53,8 @@ class Snapshots:
         log: MemoryLog,
         ledger: Ledger,
         journal: Journal | None,
-        snapshots: CheckpointStore,
-        checkpoints: CheckpointStore,
+        snapshots: Store,
+        checkpoints: Store,
         stages: list[tuple[str, int]],
         streams: Callable[[], dict[str, dict[str, Json]]],
         incarnation: Callable[[], int],
@@ -61,13 +68,12 @@ class Snapshots:
         self._marks: dict[int, Mark] = {}
         self._last_step = -1
 
-    def adopt(self, state: RunState) -> None:
-        """The run resumed with this state: what is on the disk already counts."""
-        self._last_step = state.step
-        for path in self._snapshots.complete():
-            meta = read_meta(path)
-            if meta.get("segment") is not None:
-                self._marks[meta["step"]] = Mark(meta["event"], meta["segment"])
+    def adopt(self, states: Iterable[RunState]) -> None:
+        """The run resumed: these snapshots, oldest first, are on the disk already."""
+        for state in states:
+            self._last_step = state.step
+            if state.segment is not None:
+                self._marks[state.step] = Mark(state.event, state.segment)
 
     async def snapshot(self) -> None:
         """Snapshot the moment between two steps; then what it covers is settled (TQ2)."""
@@ -112,13 +118,14 @@ class Snapshots:
         projection.note("account", state.controller["register"]["account"])
         await projection.flush()
 
-    async def _write(self, store: CheckpointStore, state: RunState) -> None:
+    async def _write(self, store: Store, state: RunState) -> None:
         trainable = self._trainable()
         captured = await trainable.compute.run(trainable.backend.capture)
         await trainable.writer.run(self._write_files, store, state, captured)
 
-    def _write_files(self, store: CheckpointStore, state: RunState, captured: Json) -> None:
+    def _write_files(self, store: Store, state: RunState, captured: Json) -> None:
         """On the writer's thread: everything is on the disk itself before the snapshot counts."""
+        self._ledger.sync()
         if self._journal is not None:
             self._journal.sync()
         store.write(state.step, lambda folder: captured.write(str(folder / BACKEND_FOLDER)), state.to_json())

@@ -5,14 +5,14 @@ ends groups, decides when a step closes short, and tells whoever waits that some
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 
 from relax.core.event import Log
 from relax.core.id import GroupId, index_of
 from relax.core.message import Json, Prompt, PromptKey, prompt_to_json, text_message
 from relax.core.protocol import Candidate
 from relax.services.account import Account, EndState
-from relax.services.controller import StepState, next_attempt
+from relax.services.controller import STAGE_ENDED, StepState, next_attempt
 from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS, Gate
 from relax.services.gate_state import GatePolicy
 from relax.services.register import Ending, Register
@@ -171,9 +171,7 @@ class Control:
 
     def choose(self, candidates: Sequence[Candidate], max_rows: int) -> Sequence[str]:
         """The bus's sampler for the trainer: choosing is taking, after late groups were set aside (ST5)."""
-        offered = [
-            (GroupId(one.id), one.ready_number) for one in candidates if self.gate.is_outstanding(GroupId(one.id))
-        ]
+        offered = self.oracle.outstanding((GroupId(one.id), one.ready_number) for one in candidates)
         late = self.gate.late(candidates)
         chosen = self.gate.choose(candidates, max_rows)
         if late and self.gate.policy.over_age == "requeue":
@@ -216,8 +214,9 @@ class Control:
     def _end_rest(self) -> None:
         """ST8: what the last step left behind, when it closed short, ends here."""
         for group, _ in self.register.outstanding():
-            self.gate.end(group, "dropped", "the stage ended")
-            self._end_group(group, "dropped", "the stage ended")
+            if not self.gate.end(group, "dropped", STAGE_ENDED):
+                self.gate.end_withdrawn(group, "dropped", STAGE_ENDED)
+            self._end_group(group, "dropped", STAGE_ENDED)
         self.again, self.retries = [], []
 
 

@@ -5,7 +5,8 @@ Built by `services`. Tokens and replies are functions of what was asked (DE1), s
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from relax.core.batch import ForwardBackward, Shards, StepReport
 from relax.core.completion import Ints, frozen
 from relax.core.error import InvariantError, TaskError
-from relax.core.message import Message, Prompt, PromptKey, text_message
+from relax.core.message import Json, Message, Prompt, PromptKey, text_message
 from relax.core.protocol import Clock, Encoded, LossFn, Step, WeightReader
 from relax.core.seed import derive_seed
 from relax.core.trajectory import Score, Trajectory
@@ -34,15 +35,32 @@ STALL_S = 700.0
 """Longer than the lease of any role that judges."""
 
 
-def prompts(random: Random, bad_reference: float) -> Iterator[Prompt]:
-    """Endless passes over a few records; some answers are not text."""
-    number = 0
-    while True:
+class Prompts:
+    """Core's `Source`: endless passes over a few records; some answers are not text. What it has observed decides the questions."""
+
+    def __init__(self, seed: int, bad_reference: float) -> None:
+        self._seed, self._bad_reference = seed, bad_reference
+        self._next, self._seen = 0, 0
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def __next__(self) -> Prompt:
+        number, self._next = self._next, self._next + 1
         pass_number, record = divmod(number, NUM_RECORDS)
-        reference = None if random.random() < bad_reference else f"answer {record}"
-        message = text_message("user", f"question {record} of pass {pass_number}")
-        yield Prompt(PromptKey(TASK, record, pass_number), TASK, (message,), reference)
-        number += 1
+        is_bad = Random(f"{self._seed} prompt {number}").random() < self._bad_reference
+        message = text_message("user", f"question {record} of pass {pass_number}, {self._seen} seen")
+        key = PromptKey(TASK, record, pass_number)
+        return Prompt(key, TASK, (message,), None if is_bad else f"answer {record}")
+
+    def observe(self, key: PromptKey, rewards: Sequence[float]) -> None:
+        self._seen = (31 * self._seen + key.record + int(sum(rewards))) % 1000
+
+    def state(self) -> dict[str, Json]:
+        return {"next": self._next, "seen": self._seen}
+
+    def restore(self, state: Mapping[str, Json]) -> None:
+        self._next, self._seen = state["next"], state["seen"]
 
 
 class PlainRenderer:
@@ -135,11 +153,12 @@ class FaultyEngine(EmulatedEngine):
 
 
 class RecordingBackend(EmulatedBackend):
-    """An emulated backend that remembers which samples each step trained; some steps are not finite."""
+    """An emulated backend that remembers which samples each step trained, and saves it; some steps are not finite."""
 
-    def __init__(self, random: Random, nonfinite_rate: float) -> None:
+    def __init__(self, random: Random, nonfinite_rate: float, saved: dict[int, Any] | None = None) -> None:
         super().__init__(EmulatedConfig())
         self._random, self._nonfinite_rate = random, nonfinite_rate
+        self._saved = {} if saved is None else saved
         self._seen: list[str] = []
         self.steps: list[list[str]] = []
 
@@ -152,6 +171,24 @@ class RecordingBackend(EmulatedBackend):
         self.steps.append(self._seen)
         self._seen = []
         return super().optim_step(normalizer)
+
+    def capture(self) -> "CapturedRecord":  # type: ignore[override]
+        return CapturedRecord((self._applied, self._stage, [list(step) for step in self.steps]), self._saved)
+
+    def load(self, path: str) -> None:
+        self._applied, self._stage, steps = self._saved[int(path)]
+        self.steps, self._seen = [list(step) for step in steps], []
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRecord:
+    """What a `RecordingBackend` was; writing puts it among the saved ones, under the step in the path."""
+
+    state: Any
+    saved: dict[int, Any]
+
+    def write(self, path: str) -> None:
+        self.saved[int(Path(path).parent.name)] = self.state
 
 
 def engine_config(scenario: Scenario) -> EmulatedEngineConfig:

@@ -6,7 +6,7 @@ enough to suffer from it: tests of mutations use that.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -86,6 +86,10 @@ class Oracle:
         known.state, known.reason, known.step = state, reason, step
         self.move(group, "ended")
 
+    def outstanding(self, ready: Iterable[tuple[GroupId, int]]) -> list[tuple[GroupId, int]]:
+        """Those of the ready groups that may be taken at all."""
+        return [(group, number) for group, number in ready if self.groups[group].place == "outstanding"]
+
     def at(self, place: Place) -> list[GroupId]:
         return [group for group, known in self.groups.items() if known.place == place]
 
@@ -158,7 +162,7 @@ class Oracle:
     # --- ends and late groups (ST5) ----------------------------------------------------------------------------------
 
     def _ended(self, data: Mapping[str, Json]) -> None:
-        group, known = self.known(data, "outstanding")
+        group, known = self.known(data, "outstanding", "withdrawn")
         self._end(group, data["state"], data["reason"], None)
         if data["reason"] == "requeued":
             self._check_late(group, known, "requeue")

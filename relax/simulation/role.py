@@ -5,6 +5,7 @@ any two of its acts, and may write the same thing twice; the bus has to live wit
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -63,6 +64,9 @@ class Role:
         life = self._life
         self._timeline.after(self._random.uniform(0.0, RESTART_S), lambda: self._start_again(life))
 
+    def stop(self) -> None:
+        """The stage is over; its bus is closed, and that ends what this role does."""
+
     def _start_again(self, life: int) -> None:
         if life == self._life and not self._shell.is_closed:
             self.start()
@@ -98,25 +102,31 @@ class Role:
             self.start()
 
 
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was judged, by content: a judge that runs again says the same, in another process too."""
+
+    scored: dict[str, bool] = field(default_factory=dict)
+    filtered: dict[GroupId, bool] = field(default_factory=dict)
+
+
 class Judgement:
     """What the roles decide: which rewards fail, which groups are filtered or kept."""
 
-    def __init__(
-        self, stage: StageSetting, setting: RoleSetting, control: Control, shell: Shell, random: Random
-    ) -> None:
-        self._stage, self._setting, self._control, self._shell, self._random = stage, setting, control, shell, random
-        self._scored: dict[str, bool] = {}
-        self._filtered: dict[GroupId, bool] = {}
-        self.failed: set[str] = set()
-        """Trajectories that the rollout role wrote as failures."""
+    def __init__(self, stage: StageSetting, setting: RoleSetting, control: Control, verdicts: "Verdicts", random: Random) -> None:
+        self._stage, self._setting, self._control, self._random = stage, setting, control, random
+        self._scored, self._filtered = verdicts.scored, verdicts.filtered
 
     def score(self, rows: Sequence[str]) -> list[RowWrite]:
         """The reward role. A trajectory keeps the verdict of its first scoring, as a real one would by its content."""
         for row in rows:
             self._scored.setdefault(
-                row, row not in self.failed and self._random.random() >= self._setting.reward_failure
+                row, not self._has_failed(row) and self._random.random() >= self._setting.reward_failure
             )
         return [RowWrite(row, cells(self._scored[row], "reward", "reward_parts")) for row in rows]
+
+    def _has_failed(self, trajectory: str) -> bool:
+        return trajectory in self._control.oracle.groups[group_of(trajectory)].failed
 
     def decide(self, rows: Sequence[str]) -> list[RowWrite]:
         """The verdict: too few survivors end a group as failed, the filter ends it as filtered, else it is kept."""

@@ -1,6 +1,6 @@
 """The rollout role of a simulated schedule: leases groups, runs their siblings turn by turn on any engine.
 
-It follows `services.roles.rollout`: each sibling tries up to `max_attempts` times under a time limit, is written as soon as
+It follows `services.roles.rollout`: the siblings that are missing run, each tries up to `max_attempts` times under a time limit, is written as soon as
 it exists, and a failure is a row with a reason; the last sibling acks the lease. The holder may die at any moment.
 """
 
@@ -16,7 +16,7 @@ from relax.core.id import GroupId, sample_id, trajectory_id
 from relax.simulation.control import Control
 from relax.simulation.dispatch import Dispatch, Order
 from relax.simulation.oracle import Oracle
-from relax.simulation.role import RESTART_S, Judgement, cells
+from relax.simulation.role import RESTART_S, cells
 from relax.simulation.setting import EngineSetting, RoleSetting, StageSetting
 from relax.simulation.shell import Shell, Waiter
 from relax.simulation.timeline import Timeline, Timer
@@ -53,7 +53,6 @@ class Rollout:
         shell: Shell,
         control: Control,
         dispatch: Dispatch,
-        judgement: Judgement,
         stage: StageSetting,
         role: RoleSetting,
         engine: EngineSetting,
@@ -63,7 +62,7 @@ class Rollout:
         oracle: Oracle,
     ) -> None:
         self.holder = holder
-        self._shell, self._control, self._dispatch, self._judgement = shell, control, dispatch, judgement
+        self._shell, self._control, self._dispatch = shell, control, dispatch
         self._stage, self._role, self._engine, self._lease_s = stage, role, engine, lease_s
         self._timeline, self._random, self._oracle = timeline, random, oracle
         self._waiter: Waiter | None = None
@@ -103,8 +102,13 @@ class Rollout:
     def _granted(self, receipt: Receipt) -> None:
         self._waiter = None
         if self._shell.rows(receipt.lease) is not None:
-            run = GroupRun(GroupId(receipt.ids[0]), receipt.lease, self._stage.siblings)
-            self._waiting.extend(Sibling(run, number) for number in range(self._stage.siblings))
+            group, written = GroupId(receipt.ids[0]), self._shell.written(receipt.lease)
+            siblings = range(self._stage.siblings)
+            missing = [one for one in siblings if "turns" not in written.get(trajectory_id(group, one), ())]
+            run = GroupRun(group, receipt.lease, len(missing))
+            self._waiting.extend(Sibling(run, number) for number in missing)
+            if not missing:
+                self._shell.ack(receipt.lease)
         self._fill()
 
     def _fill(self) -> None:
@@ -190,13 +194,7 @@ class Rollout:
         del self._running[sibling]
         run = sibling.run
         run.remaining -= 1
-        fresh = self._shell.put(run.lease, self._rows(sibling, failed))
-        trajectory = trajectory_id(run.group, sibling.number)
-        if fresh is not None:
-            if trajectory in fresh and trajectory not in self._oracle.groups[run.group].versions:
-                self._oracle.wrote(trajectory, tuple(sibling.versions), failed)
-                if failed:
-                    self._judgement.failed.add(trajectory)
+        if self._shell.put(run.lease, self._rows(sibling, failed)) is not None:
             if run.remaining == 0:
                 self._shell.ack(run.lease)
             else:
@@ -208,6 +206,7 @@ class Rollout:
         self._attempts += 1
         id = trajectory_id(sibling.run.group, sibling.number)
         num_samples = 0 if failed else self._random.randint(1, self._stage.turns)
-        mark = f"{self.holder} {self._attempts}"
+        mark = f"{self.holder} {self._timeline.now} {self._attempts}"
+        self._oracle.propose(id, mark, tuple(sibling.versions), failed)
         samples = [RowWrite(sample_id(id, index), cells(mark, "span")) for index in range(num_samples)]
         return [RowWrite(id, cells(mark, *COLUMNS), num_samples), *samples]

@@ -59,7 +59,10 @@ class TaskScenario:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`releases` leases are taken from their holders, `drops` groups end in their middle; `strict` copies and reorders calls."""
+    """`releases` leases are taken from their holders, `drops` groups end in their middle; `strict` copies and reorders calls.
+
+    The whole run is killed up to `kills` times and resumed from a snapshot of every `snapshot_every`-th step and the journal.
+    """
 
     seed: int
     stages: tuple[StageScenario, ...]
@@ -71,6 +74,8 @@ class Scenario:
     strict: bool
     releases: int
     drops: int
+    kills: int
+    snapshot_every: int
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -88,6 +93,8 @@ def draw_scenario(seed: int) -> Scenario:
         strict=random.random() < 0.3,
         releases=random.choice((0, 0, 3, 10)),
         drops=random.choice((0, 0, 2, 5)),
+        kills=random.choice((0, 1, 1, 2, 4)),
+        snapshot_every=random.choice((1, 1, 2, 3)),
     )
 
 

@@ -1,252 +1,193 @@
-"""Tier 1: the state objects of relax driven through one heap of events on a small random schedule.
+"""Tier 1: the state objects of relax driven through one heap of events on a small random schedule, and killed at any event.
 
-`simulate_schedule(seed)` is called by `python -m relax.simulation` and by tests. Gate, account, bus index, routing and
-engine updates are the real ones; after every event the simulation compares them with what it knows itself.
+`simulate_schedule(seed)` is called by `python -m relax.simulation` and by tests. After every event the simulation compares the
+real objects with what it knows itself.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from random import Random
 
-from relax.bus.log import MemoryLog
-from relax.bus.row import Subscription
-from relax.core.version import Version
-from relax.services.plan import Plan
-from relax.services.subscription import subscriptions
-from relax.simulation.control import Control, group_rows
-from relax.simulation.dispatch import Dispatch
-from relax.simulation.engine import Engine
-from relax.simulation.loader import Loader
+from relax.bus.index import BusIndex
+from relax.core.column import COLUMNS
+from relax.core.event import Event
+from relax.services.gate_state import GateState
+from relax.services.recovery import RecoveredStage
+from relax.simulation.balance import check_book, check_ends, check_sums
+from relax.simulation.disk import Disk, Killed
+from relax.simulation.life import Life, max_bytes, max_rows
 from relax.simulation.oracle import Oracle
-from relax.simulation.role import Judgement, Role
-from relax.simulation.rollout import Rollout
-from relax.simulation.setting import Setting, StageSetting, draw_setting
-from relax.simulation.shell import CELL_BYTES, Shell
+from relax.simulation.role import Verdicts
+from relax.simulation.setting import Setting, draw_setting
+from relax.simulation.shell import Shell
 from relax.simulation.timeline import Timeline
-from relax.simulation.trainer import Trainer
+from relax.simulation.truth import BusTruth
 from relax.simulation.violation import EVENTS_SHOWN, PROGRESS, Failure, Violation, failure_of
 
 PATIENCE_S = 4000.0
 """Virtual seconds that may pass without a step or a group's end; several times what all attempts of a group may take."""
 MAX_EVENTS = 60_000
-ROLE_LEASE_S = 10.0
-_TRAINER_COLUMNS: tuple[str, ...] = (
-    *("token_ids", "mask", "span", "turns", "behaviour_logprobs", "versions", "advantages", "reward"),
-)
-_ROLES: tuple[str, ...] = ("rollout", "reward", "advantage")
 
 
 class World:
-    """One schedule: what lives as long as the run, and the stage under way."""
+    """One schedule: what outlives the processes of the run, and the process under way."""
 
     def __init__(self, setting: Setting, only_consequences: bool = False, keep: int = EVENTS_SHOWN) -> None:
         self.setting = setting
         self.random = Random(f"schedule {setting.seed}")
         self.timeline = Timeline()
-        self.log = MemoryLog(self.timeline, keep=keep)
         self.oracle = Oracle(only_consequences)
-        engine = setting.engine
-        self.contents: dict[int, int] = {}
-        self.engines = {
-            name: Engine(name, engine.slots, self.timeline, self.contents, only_consequences)
-            for name in (f"engine-{number}" for number in range(engine.engines))
-        }
-        self.dispatch = Dispatch(self.engines, engine.slots)
-        self.loaders = [
-            Loader(
-                one, self.dispatch, engine, self.timeline, self.random, self.log, self.contents, self._engines_changed
-            )
-            for one in self.engines.values()
-        ]
-        self.control = Control(self.log, self.oracle, self.dispatch.routing.highest_live, self._true_live)
-        self.control.changed = self._look
-        self.published = -1
+        self.truth = BusTruth(0, 0)
+        self.verdicts = Verdicts()
+        self.disk = Disk(self._observe)
+        self._keep, self._past = keep, list[Event]()
+        self._kills = setting.disk.kills
         self._progress: tuple[int, int] = (0, 0)
         self._progress_at = 0.0
-        self._is_over = False
-        self._trainer: Trainer | None = None
+        self._life = self._new_life()
 
-    def _true_live(self) -> int | None:
-        return max((loader.serves for loader in self.loaders if loader.serves is not None), default=None)
+    def _new_life(self) -> Life:
+        return Life(self, self.oracle.only_consequences, self._keep)
+
+    def events(self) -> list[Event]:
+        """The newest events of the run, those of processes that were killed included."""
+        return [*self._past, *self._life.log.events()][-self._keep :]
+
+    def _observe(self, event: Event) -> None:
+        """An event has reached the disk."""
+        self.oracle.observe(event)
+        self.truth.observe(event.kind, event.data)
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Raises Violation, or whatever the code under attack raises."""
-        self._publish_version(applied=True)
-        end = 0
-        for stage in self.setting.stages:
-            end += stage.steps
-            self._run_stage(stage, end)
-        self._finish(end)
+        recovered, begun = None, False
+        while True:
+            try:
+                if begun:
+                    recovered = self._restart()
+                begun = True
+                self._plan_kill()
+                self._live(recovered)
+                break
+            except Killed:
+                self._past = self.events()
+        self._finish()
 
-    def _run_stage(self, stage: StageSetting, end: int) -> None:
-        shell = self._shell(stage)
-        self.control.begin_stage(stage, end, shell)
-        lease_s = ROLE_LEASE_S * 2
-        trainer = self._trainer = Trainer(
-            shell,
-            self.control,
-            stage,
-            self.setting.role.stall_rate,
-            lease_s,
-            self.timeline,
-            self.random,
-            partial(self._publish, end),
-        )
-        rollouts, roles = self._start_roles(stage, shell)
-        self._plan_troubles(shell, trainer, [*rollouts, *roles])
-        trainer.seek()
-        self.control.admit()
-        self._is_over = False
+    def _restart(self) -> RecoveredStage | None:
+        """Another process: of the last one only what the disk holds is left."""
+        self.timeline.clear()
+        self._life = self._new_life()
+        if not self.disk.snapshots:
+            self.oracle.forget()
+        self._plan_kill()
+        recovered = self._life.recover()
+        self._progress_at = self.timeline.now
+        return recovered
+
+    def _plan_kill(self) -> None:
+        """The next kill is some events ahead, in the middle of a recovery too."""
+        disk, setting = self.disk, self.setting.disk
+        last = disk.events[-1].number if disk.events else self._life.log.last_number
+        if self._kills and (disk.kill_at is None or disk.kill_at <= last):
+            self._kills -= 1
+            disk.kill_at = last + self.random.randint(1, setting.gap)
+            disk.torn = self.random.random() < setting.torn
+
+    def _live(self, recovered: RecoveredStage | None) -> None:
+        life = self._life
+        life.publish(applied=True)
+        end = 0
+        for number, stage in enumerate(self.setting.stages):
+            end += stage.steps
+            if life.control.gate.step < end:
+                self._run_stage(number, end, recovered if recovered is not None and recovered.name == stage.name else None)
+
+    def _run_stage(self, number: int, end: int, recovered: RecoveredStage | None) -> None:
+        life, stage = self._life, self.setting.stages[number]
+        life.stage, self.oracle.siblings = number, stage.siblings
+        shell = life.begin(stage, end, None if recovered is None else recovered.index)
+        self._plan_troubles(shell)
         events = 0
-        while not self._is_over:
+        while not life.is_over:
             events += 1
             if not self.timeline.step():
-                raise Violation(PROGRESS, f"nothing is left to happen at step {self.control.gate.step} of {end}")
+                raise Violation(PROGRESS, f"nothing is left to happen at step {life.control.gate.step} of {end}")
             self._check(shell, events)
-        for rollout in rollouts:
-            rollout.stop()
-        self.control.end_stage()
-        shell.close()
-
-    def _shell(self, stage: StageSetting) -> Shell:
-        rows = group_rows(stage) * stage.space_groups
-        return Shell(
-            self.timeline,
-            self.log,
-            self._subscriptions(stage),
-            {"trainer": self.control},
-            rows,
-            rows * CELL_BYTES * 8,
-            self.control.put_back,
-        )
-
-    def _subscriptions(self, stage: StageSetting) -> list[Subscription]:
-        """Those of the services, with leases short enough to run out."""
-        roles, columns = _ROLES, _TRAINER_COLUMNS
-        if stage.has_reference:
-            roles, columns = (*roles, "reference"), (*columns, "reference_logprobs")
-        found = subscriptions(Plan((*roles, "trainer"), columns), self._rollout_lease_s)
-        leases = {"rollout": self._rollout_lease_s, "trainer": ROLE_LEASE_S * 2}
-        return [replace(one, lease_s=leases.get(one.consumer, ROLE_LEASE_S)) for one in found]
-
-    @property
-    def _rollout_lease_s(self) -> float:
-        role = self.setting.role
-        return role.timeout_s * role.max_attempts * role.lease_share
-
-    def _start_roles(self, stage: StageSetting, shell: Shell) -> tuple[list[Rollout], list[Role]]:
-        setting, control, timeline, random = self.setting, self.control, self.timeline, self.random
-        judgement = Judgement(stage, setting.role, control, shell, random)
-        works = [("reward", 8, judgement.score, setting.role.rewards), ("verdict", 8, judgement.decide, 1)]
-        works += [("advantage", 8, judgement.advantages, 1)]
-        works += [("reference", 16, judgement.references, 1)] if stage.has_reference else []
-        roles = [
-            Role(name, f"{name}-{one}", rows, work, shell, timeline, random, setting.role, ROLE_LEASE_S)
-            for name, rows, work, holders in works
-            for one in range(holders)
-        ]
-        rollouts = [
-            Rollout(
-                f"rollout-{one}",
-                shell,
-                control,
-                self.dispatch,
-                judgement,
-                stage,
-                setting.role,
-                setting.engine,
-                self._rollout_lease_s,
-                timeline,
-                random,
-                self.oracle,
-            )
-            for one in range(setting.role.rollouts)
-        ]
-        for rollout in rollouts:
-            rollout.start()
-        for role in roles:
-            role.start()
-        return rollouts, roles
-
-    # --- versions ----------------------------------------------------------------------------------------------------
-
-    def _publish(self, end: int, applied: bool) -> None:
-        """The trainer finished a step."""
-        self._publish_version(applied)
-        self._is_over = self.control.gate.step >= end
-        if not self._is_over:
-            self.control.wake()
-            assert self._trainer is not None
-            self._trainer.seek()
-
-    def _publish_version(self, applied: bool) -> None:
-        """ST7, WS1: numbers rise by one with every step; a step that applied nothing is an alias of the one before."""
-        self.published += 1
-        if self.published != self.control.gate.step:
-            raise Violation("ST7", f"version {self.published} is published after step {self.control.gate.step}")
-        self.contents[self.published] = self.published if applied else self.contents[self.published - 1]
-        self.log.append("sim/publish", {"version": self.published, "applied": applied})
-        version = Version(0, self.published)
-        for loader in self.loaders:
-            self.timeline.after(self.random.uniform(0.0, self.setting.engine.lag_s), partial(loader.notify, version))
-
-    def _engines_changed(self) -> None:
-        if self._trainer is not None and not self._is_over:
-            self.control.wake()
-
-    def _look(self) -> None:
-        if self._trainer is not None:
-            self._trainer.look()
+        life.stop(shell)
 
     # --- troubles ----------------------------------------------------------------------------------------------------
 
-    def _plan_troubles(self, shell: Shell, trainer: Trainer, holders: list[Rollout | Role]) -> None:
-        """A bounded number of deaths and drops, at drawn times."""
-        random, role = self.random, self.setting.role
+    def _plan_troubles(self, shell: Shell) -> None:
+        """A bounded number of deaths, drops and rebuilds, at drawn times."""
+        random, role, life = self.random, self.setting.role, self._life
+        assert life.trainer is not None
         troubles: list[Callable[[], None]] = []
-        troubles += [lambda: random.choice(holders).crash()] * role.crashes
-        troubles += [trainer.crash] * role.trainer_crashes
+        troubles += [lambda: random.choice(life.holders).crash()] * role.crashes
+        troubles += [life.trainer.crash] * role.trainer_crashes
         troubles += [partial(self._drop, shell)] * role.drops
-        troubles += [lambda: random.choice(self.loaders).crash()] * self.setting.engine.crashes
+        troubles += [lambda: random.choice(life.loaders).crash()] * self.setting.engine.crashes
+        troubles += [partial(self._rebuild, shell)] * self.setting.disk.rebuilds
         for trouble in troubles:
             self.timeline.after(random.expovariate(1 / 15.0), partial(self._cause, shell, trouble))
 
     def _cause(self, shell: Shell, trouble: Callable[[], None]) -> None:
-        if not shell.is_closed and not self._is_over:
+        if not shell.is_closed and not self._life.is_over:
             trouble()
 
     def _drop(self, shell: Shell) -> None:
         """A group that is on the bus and not taken ends, wherever its siblings are."""
-        groups = sorted(g for g in shell.truth.groups() if self.oracle.groups[g].place == "outstanding")
+        groups = sorted(group for group in self.oracle.at("outstanding") if shell.truth.is_here(group))
         if groups:
-            self.control.end(self.random.choice(groups), "dropped", "a trouble")
+            self._life.control.end(self.random.choice(groups), "dropped", "a trouble")
+
+    def _rebuild(self, shell: Shell) -> None:
+        """Gate and bus are lost and brought back from the newest snapshot and the events after it, every lease as it was (TQ8)."""
+        control, state, stage = self._life.control, self.disk.newest(), self._life.stage
+        dump = None if state is None else state.controller["gate"]
+        gate = GateState(1, 0, 0) if dump is None else GateState.load(dump)
+        rows = max_rows(self.setting.stages[stage])
+        index = BusIndex(COLUMNS, self._life.log, rows, max_bytes(rows))
+        if state is not None and state.stage == stage and state.bus is not None:
+            index = BusIndex.load(state.bus, COLUMNS, self._life.log, rows, max_bytes(rows))
+        for event in self.disk.tail(0 if state is None else state.event):
+            gate.apply(event.kind, event.data)
+            if event.kind == "gate/stage":
+                index = BusIndex(COLUMNS, self._life.log, rows, max_bytes(rows))
+            index.apply(event.kind, event.data)
+        if gate.dump() != control.gate.dump():
+            raise Violation("TQ8", f"the gate is {control.gate.dump()}, its events say {gate.dump()}")
+        if index.state() != shell.index.state():
+            raise Violation("TQ8", f"the bus is {shell.index.state()}, its events say {index.state()}")
+        control.gate.restore(json.loads(json.dumps(gate.dump())))
+        shell.replace(index)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def _check(self, shell: Shell, events: int) -> None:
-        self.oracle.check_sums(self.control.gate, self.control.account)
+        life = self._life
+        gate, account = life.control.gate, life.control.account
+        check_sums(self.oracle, gate, account, len(life.control.requeued))
         for consumer, line in shell.lines.items():
             if line and consumer != "trainer" and shell.ready[consumer]:
                 raise Violation("TQ7", f"{consumer} waits, although {shell.ready[consumer][0].id} is on offer")
-        progress = (self.control.gate.step, sum(self.control.account.ended.values()))
+        progress = (gate.step, sum(account.ended.values()))
         if progress != self._progress:
             self._progress, self._progress_at = progress, self.timeline.now
-            self.dispatch.check_places()
+            life.dispatch.check_places()
         elif self.timeline.now - self._progress_at > PATIENCE_S or events > MAX_EVENTS:
             raise Violation(PROGRESS, f"no group ended and no step closed since {self._progress_at:.1f} s")
 
-    def _finish(self, end: int) -> None:
-        """Every admitted group has one end, every step a version, every failed trajectory is counted."""
-        account, oracle = self.control.account, self.oracle
-        oracle.check_ends(account)
-        if account.outstanding or oracle.step != end or self.published != end:
-            raise Violation("AC1", f"the run ends at step {oracle.step} of {end} with {account.counts()}")
-        written = sum(len(known.versions) for known in oracle.groups.values())
-        if oracle.trajectories != written:
-            raise Violation("AC5", f"{oracle.trajectories} trajectories were written, {written} are counted")
+    def _finish(self) -> None:
+        """Every admitted group has one end and one row, every step a version."""
+        end = sum(stage.steps for stage in self.setting.stages)
+        account = self._life.control.account
+        check_ends(self.oracle, account)
+        if account.outstanding or self.oracle.step != end or self._life.published != end:
+            raise Violation("AC1", f"the run ends at step {self.oracle.step} of {end} with {account.counts()}")
+        check_book(self.oracle, self.disk.rows)
 
 
 def simulate_schedule(seed: int, only_consequences: bool = False) -> Failure | None:
@@ -255,7 +196,7 @@ def simulate_schedule(seed: int, only_consequences: bool = False) -> Failure | N
     try:
         world.run()
     except Exception as error:
-        return failure_of("schedule", seed, world.setting, error, world.log.events())
+        return failure_of("schedule", seed, world.setting, error, world.events())
     return None
 
 
@@ -263,4 +204,4 @@ def history(seed: int) -> list[str]:
     """Every event of a seed's schedule, as text: equal on every machine."""
     world = World(draw_setting(seed), keep=MAX_EVENTS)
     world.run()
-    return [f"{event.time_s!r} {event.kind} {event.data!r}" for event in world.log.events()]
+    return [f"{event.time_s!r} {event.kind} {event.data!r}" for event in world.events()]

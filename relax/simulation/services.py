@@ -5,19 +5,22 @@ weight store, ledger and publisher are the real ones; what each run left behind 
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
 from relax.algorithms.table import ALGORITHMS
+from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
 from relax.core.algorithm import Algorithm
+from relax.core.column import COLUMNS
 from relax.core.completion import Sampling, frozen
 from relax.core.event import Event
 from relax.core.id import GroupId
-from relax.core.message import Prompt
 from relax.core.version import Version
 from relax.engines.router import Router
 from relax.runtime.clock import LoopClock
@@ -31,23 +34,26 @@ from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
 from relax.services.projection import Projection
 from relax.services.publisher import ProbeSource, Publisher
+from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.register import Register
 from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
+from relax.services.snapshot import Snapshots, StageCursor, Trainable
 from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.task import Task
 from relax.simulation.audit import Audit, check_space
+from relax.simulation.torn_disk import SEGMENT_BYTES, Disk, SnapshotMemory
 from relax.simulation.fake import (
     MAX_TOKENS,
     TASK,
     FaultyEngine,
     Judge,
     PlainRenderer,
+    Prompts,
     RecordingBackend,
     Turns,
     algorithm_fields,
     engine_config,
-    prompts,
 )
 from relax.simulation.scenario import Scenario, StageScenario, draw_scenario
 from relax.simulation.violation import PROGRESS, Failure, Violation, failure_of
@@ -63,31 +69,60 @@ _ENGINE_BUDGET = 12
 
 
 class ServiceRun:
-    """One run; must be built inside a virtual loop."""
+    """One life of a run, on the disk that an earlier one left; must be built inside a virtual loop."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.random = Random(f"services {scenario.seed}")
+    def __init__(self, scenario: Scenario, disk: Disk, life: int = 0) -> None:
+        self.scenario, self.disk = scenario, disk
+        self.random = Random(f"services {scenario.seed} life {life}")
         self.clock = LoopClock()
-        self.log = MemoryLog(self.clock, keep=20_000)
-        self.ledger = Ledger(":memory:")
+        self.journal = Journal(disk.journal, COLUMNS, disk.open, SEGMENT_BYTES)
+        self.log = MemoryLog(self.clock, 20_000, self.journal.write)
+        self.ledger = disk.ledger
         first = scenario.stages[0]
         gate = Gate(self.log, first.groups_per_step, first.max_staleness)
         projection = Projection(self.ledger, self._compute(), lambda: self.log.last_number, lambda step, metrics: None)
         self.projection = projection
-        self.controller = Controller(gate, Register(Account(), projection))
-        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate)
+        self.controller = Controller(gate, Register(Account(), projection), settles_at_once=False)
+        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate, disk.snapshots.backends)  # type: ignore[arg-type]
         self.compute = self._compute()
         self.store = WeightStore(keep=2)
         self.fleet = self._fleet()
+        self.snapshots = self._snapshots()
+        states = disk.snapshots.states()
+        self.resumed = states[-1] if states else None
+        incarnation = 0 if self.resumed is None else self.resumed.incarnation + 1
         self.publisher = Publisher(
-            self.store, self.backend, self.compute, [self.fleet], self._probe(), self._after_step
+            self.store,
+            self.backend,
+            self.compute,
+            [self.fleet],
+            self._probe(),
+            self._after_step,
+            incarnation,
+            self._before_step,
         )
+        self.source = Prompts(scenario.seed, scenario.task.bad_reference)
+        self.taken: dict[int, list[str]] = {}
         self.launcher = LocalLauncher(scenario.strict, scenario.seed)
         self.bus: TransferQueue | None = None
         self._leases: dict[str, str] = {}
         self._admitted: list[GroupId] = []
         self.log.listen(self._remember)
+
+    def _snapshots(self) -> Snapshots:
+        memory, stages = self.disk.snapshots, self.scenario.stages
+        return Snapshots(
+            self.controller,
+            self.log,
+            self.ledger,
+            self.journal,
+            memory,
+            memory,
+            [(stage.name, stage.steps) for stage in stages],
+            dict,
+            lambda: self.publisher.version.incarnation,
+            lambda: Trainable(self.backend, self.compute, self._compute()),
+        )
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -134,21 +169,22 @@ class ServiceRun:
             on_failure=task.on_failure,
         )
 
-    def _setup(self, stage: StageScenario, first: int) -> StageSetup:
+    def _setup(self, stage: StageScenario, first: int, end: int) -> StageSetup:
         node = ALGORITHMS.config_class(stage.algorithm)(
             type=stage.algorithm, **algorithm_fields(stage.algorithm, stage.group_size, stage.kl_weight)
         )
         algorithm: Algorithm = ALGORITHMS.component(stage.algorithm)(node)
         rows = 1 + stage.group_size * (1 + self.scenario.task.turns)
         size = GroupSize(stage.group_size, rows, rows * _ROW_BYTES)
-        groups = (stage.max_staleness + 1) * stage.groups_per_step + stage.space_groups
+        unsettled = min(self.scenario.snapshot_every, stage.steps)
+        groups = (stage.max_staleness + 1 + unsettled) * stage.groups_per_step + stage.space_groups
         concurrency = self.scenario.fleet.engines * self.scenario.fleet.slots * 2
         sampling = Sampling(max_tokens=MAX_TOKENS)
         return StageSetup(
             bounds=StageBounds(
                 stage.name,
                 first,
-                first + stage.steps,
+                end,
                 stage.groups_per_step,
                 stage.max_staleness,
                 size,
@@ -168,21 +204,56 @@ class ServiceRun:
 
     async def run(self) -> None:
         """Raises Violation, StandstillError, or what the services raise."""
-        source, first = prompts(self.random, self.scenario.task.bad_reference), 0
-        for stage in self.scenario.stages:
-            self.backend.begin(None, None, stage.steps)
-            if self.store.latest is None:
-                await self.publisher.first(0)
-            await self._stage(self._setup(stage, first), source)
-            first += stage.steps
-        if self.store.latest != Version(0, first):
+        recovered, first = self._resume(), 0
+        start = 0 if self.resumed is None else self.resumed.step
+        for index, stage in enumerate(self.scenario.stages):
+            end = first + stage.steps
+            if start < end:
+                begin = max(first, start)
+                await self._stage(index, self._setup(stage, begin, end), begin, recovered)
+            first = end
+        if self.store.latest is None or self.store.latest.number != first:
             raise Violation("ST7", f"{first} steps were run, the newest version is {self.store.latest}")
         await self.projection.flush()
         Audit(self.scenario, self.ledger, self.controller.register.next_number, self.backend.steps).run(
             self.controller.account.counts()
         )
 
-    async def _stage(self, setup: StageSetup, source: Iterator[Prompt]) -> None:
+    def _resume(self) -> RecoveredStage | None:
+        """Bring back the newest snapshot and the journal's tail, or begin again where there was none yet."""
+        state = self.resumed
+        if state is None:
+            self.ledger.cut_after(-1, 0)
+            self.journal.discard()
+            self.journal.begin(1)
+            return None
+        self.ledger.cut_after(state.event, state.step)
+        self.source.restore(state.source)
+        self.snapshots.adopt(self.disk.snapshots.states())
+        for event in self.journal.tail(state.event):  # what a step took before must be what it takes again (RR2)
+            if event.kind == "gate/advance":
+                self.taken[event.data["step"] - 1] = event.data["groups"]
+        recovered = recover(state, self.journal, self.log, self.controller, self._place)
+        assert recovered is not None, "the journal was there"
+        return recovered
+
+    def _place(self, index: int) -> StagePlace:
+        """Stages share one source, as those of a run share their streams."""
+        stage = self.scenario.stages[index]
+        setup = self._setup(stage, 0, stage.steps)
+        return StagePlace(stage.name, setup.max_rows, setup.max_bytes, self.source)
+
+    async def _stage(self, index: int, setup: StageSetup, begin: int, recovered: RecoveredStage | None) -> None:
+        if recovered is not None and recovered.name != setup.bounds.name:
+            recovered = None
+        self.snapshots.cursor = StageCursor(index, self.source)
+        if self.resumed is not None:
+            self.backend.load(str(self.resumed.step))
+        if self.resumed is None or self.resumed.stage != index:
+            self.backend.begin(None, None, setup.bounds.end)
+        self.resumed = None
+        if self.store.latest is None:
+            await self.publisher.first(begin)
         crew = Crew(
             controller=self.controller,
             log=self.log,
@@ -196,11 +267,12 @@ class ServiceRun:
             fleet=self.fleet if setup.plan.samples else None,
             reference=(RecordingBackend(self.random, 0.0), self._compute()),
             wrap=self._wrap,
+            journal=self.journal,
         )
         self._leases, self._admitted = {}, []
         troubles = asyncio.create_task(self._trouble(), name="troubles")
         try:
-            await run_stage(crew, setup, source)
+            await run_stage(crew, setup, self.source, None if recovered is None else recovered.index)
         finally:
             troubles.cancel()
             await asyncio.wait([troubles])
@@ -209,6 +281,11 @@ class ServiceRun:
         if isinstance(target, TransferQueue):
             self.bus = target
         return self.launcher.wrap(name, target)
+
+    async def _before_step(self, step: int) -> None:
+        """WS1: a version goes out only when its snapshot is complete, and at the end of a stage there always is one."""
+        if step % self.scenario.snapshot_every == 0 or step == self.controller.stage.end:
+            await self.snapshots.snapshot()
 
     async def _after_step(self, version: Version) -> None:
         loop = asyncio.get_running_loop()
@@ -228,6 +305,10 @@ class ServiceRun:
             self._leases[event.data["lease"]] = event.data["consumer"]
         elif event.kind == "bus/admit":
             self._admitted.append(GroupId(event.data["group"]))
+        elif event.kind == "gate/advance":
+            expected = self.taken.get(event.data["step"] - 1)
+            if expected is not None and event.data["groups"] != expected:
+                raise Violation("RR2", f"step {event.data['step'] - 1} took {expected}, then {event.data['groups']}")
 
     async def _trouble(self) -> None:
         """Take leases from their holders and end groups in their middle, at drawn times. The trainer's lease is the run's own."""
@@ -259,21 +340,50 @@ def history(seed: int) -> list[str]:
 
 
 def run_scenario(scenario: Scenario) -> tuple[Failure | None, list[Event]]:
-    """One run, with its last events."""
+    """One run, killed as often as the scenario says, with the events of its last life."""
     events: list[Event] = []
+    random = Random(f"kills {scenario.seed}")
+    with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
+        disk = Disk(Path(folder) / "life", random, _kill_at(scenario, random), SnapshotMemory(), Ledger(":memory:"))
+        for life in range(scenario.kills + 1):
+            try:
+                _live(scenario, disk, life, events)
+            except StandstillError as error:
+                violation = Violation(PROGRESS, str(error))
+                return failure_of("services", scenario.seed, scenario, violation, events), events
+            except Exception as error:
+                return failure_of("services", scenario.seed, scenario, error, events), events
+            if disk.next is None:
+                break
+            disk = disk.survive(_kill_at(scenario, random) if life + 1 < scenario.kills else None)
+    return None, events
+
+
+def _kill_at(scenario: Scenario, random: Random) -> int | None:
+    """The number of the write that a kill strikes; early ones matter as much as late ones."""
+    return 1 + int(random.expovariate(1 / random.choice((5, 60, 300)))) if scenario.kills else None
+
+
+def _live(scenario: Scenario, disk: Disk, life: int, events: list[Event]) -> None:
+    """Run until the end, or until the kill."""
 
     async def main() -> None:
-        run = ServiceRun(scenario)
+        run = ServiceRun(scenario, disk, life)
+        task = asyncio.current_task()
+        assert task is not None
+        disk.on_kill = task.cancel
         try:
             await run.run()
         finally:
-            events.extend(run.log.events())
+            events[:] = run.log.events()
+            run.journal.close()
             run.ledger.close()
 
     try:
         run_virtual(main(), PATIENCE_S)
-    except StandstillError as error:
-        return failure_of("services", scenario.seed, scenario, Violation(PROGRESS, str(error)), events), events
-    except Exception as error:
-        return failure_of("services", scenario.seed, scenario, error, events), events
-    return None, events
+    except asyncio.CancelledError:
+        if disk.next is None:
+            raise
+    except Exception:
+        if disk.next is None:
+            raise  # what happens to a process that is dead already is of no interest

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from relax.core.protocol import LoadMode
+from relax.services.gate_state import OverAge
 
 _MODES: tuple[LoadMode, ...] = ("recompute", "recompute", "keep", "drain", "abort")
 
@@ -19,6 +20,7 @@ class StageSetting:
     `noop_rate` is a step's chance to apply nothing (ST7). `space_groups` is how many groups fit on the bus.
     """
 
+    name: str
     steps: int
     groups_per_step: int
     max_staleness: int
@@ -31,6 +33,9 @@ class StageSetting:
     space_groups: int
     drops_failed: bool
     has_reference: bool
+    over_age: OverAge
+    max_requeues: int
+    oversample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +76,37 @@ class RoleSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskSetting:
+    """A snapshot follows every `snapshot_every`-th step and takes up to `snapshot_s`.
+
+    The whole run is killed `kills` times, each after up to `gap` more events; `torn` is a kill's chance to lose its last event.
+    Gate and bus alone are brought back `rebuilds` times.
+    """
+
+    snapshot_every: int
+    snapshot_s: float
+    kills: int
+    gap: int
+    torn: float
+    rebuilds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     seed: int
     stages: tuple[StageSetting, ...]
     engine: EngineSetting
     role: RoleSetting
+    disk: DiskSetting
 
 
 def draw_setting(seed: int) -> Setting:
     """The same seed draws the same setting."""
     random = Random(f"setting {seed}")
     num_stages = random.choice((1, 1, 2, 2, 3))
-    stages = tuple(_stage(random, num_stages) for _ in range(num_stages))
-    return Setting(seed, stages, _engine(random), _role(random))
+    disk = _disk(random)
+    stages = tuple(_stage(random, index, num_stages, disk.snapshot_every) for index in range(num_stages))
+    return Setting(seed, stages, _engine(random), _role(random), disk)
 
 
 def _rate(random: Random, *rates: float) -> float:
@@ -91,11 +114,26 @@ def _rate(random: Random, *rates: float) -> float:
     return 0.0 if random.random() < 0.5 else random.choice(rates)
 
 
-def _stage(random: Random, num_stages: int) -> StageSetting:
+def _disk(random: Random) -> DiskSetting:
+    kills = random.choice((0, 0, 1, 1, 2, 4))
+    return DiskSetting(
+        snapshot_every=random.choice((1, 1, 2, 3)),
+        snapshot_s=random.choice((0.0, 0.5, 3.0)),
+        kills=kills,
+        gap=random.choice((40, 200, 800)),
+        torn=random.choice((0.0, 0.3)),
+        rebuilds=random.choice((0, 0, 2)),
+    )
+
+
+def _stage(random: Random, index: int, num_stages: int, snapshot_every: int) -> StageSetting:
     groups_per_step = random.randint(1, 6)
     max_staleness = random.randint(0, 4)
     steps = max(2, (10 if groups_per_step > 3 else 16) // (num_stages + 1))
+    oversample = random.choice((0, 0, 0, 1, 2, groups_per_step))
+    capacity = (max_staleness + 1 + snapshot_every) * groups_per_step + oversample
     return StageSetting(
+        name=f"stage-{index}",
         steps=random.randint(2, steps),
         groups_per_step=groups_per_step,
         max_staleness=max_staleness,
@@ -105,9 +143,12 @@ def _stage(random: Random, num_stages: int) -> StageSetting:
         short_rate=_rate(random, 0.1, 0.3),
         filter_rate=_rate(random, 0.1, 0.4, 0.7),
         noop_rate=_rate(random, 0.2),
-        space_groups=(max_staleness + random.choice((1, 2, 4))) * groups_per_step,
+        space_groups=capacity + random.choice((0, 1, 3)) * groups_per_step,
         drops_failed=random.random() < 0.5,
         has_reference=random.random() < 0.3,
+        over_age=random.choice(("wait", "mask", "requeue")) if max_staleness else "wait",
+        max_requeues=random.choice((0, 1, 2)),
+        oversample=oversample,
     )
 
 

@@ -251,7 +251,7 @@ class Shell:
             first = self.admissions.pop(0)
             note = CellNote(str(first.group), CELL_BYTES)
             cells = {"prompt": note, "base": note}
-            self._cells.put({first.group: {name: note.digest for name in cells}})
+            self._cells.put({first.group: dict.fromkeys(cells, note.digest)})
             change = self.index.admit(first.group, cells, first.children, first.rows, first.num_bytes)
             self._follow(change)
             first.admitted()
@@ -261,6 +261,11 @@ class Shell:
 
     def settle(self, groups: Sequence[GroupId]) -> None:
         self._follow(self.index.settle(groups))
+
+    def replace(self, index: BusIndex) -> None:
+        """Go on with an equal index."""
+        self.index = index
+        self.ready = {consumer: index.candidates(consumer) for consumer in self.ready}
 
     def close(self) -> None:
         self.is_closed = True

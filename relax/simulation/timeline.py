@@ -42,6 +42,10 @@ class Timeline:
         heapq.heappush(self._heap, (self.now + delay_s, self._planned, timer))
         return timer
 
+    def clear(self) -> None:
+        """Whoever planned something is gone; time goes on from here."""
+        self._heap.clear()
+
     def step(self) -> bool:
         """Run the next action; False when none is left."""
         while self._heap:

@@ -44,8 +44,9 @@ class Trainer:
     def seek(self) -> None:
         """Wait for groups, or finish the step when it holds all that it will get."""
         control = self._control
-        if self._random.random() < self._stage.short_rate and control.gate.may_close():
-            control.closing = True
+        is_short = self._random.random() < self._stage.short_rate
+        if is_short and not control.gate.is_retaking and control.gate.may_close():
+            control.state.closing = True
         if control.is_complete():
             self._close()
             return
@@ -84,6 +85,12 @@ class Trainer:
         self._timeline.after(delay, lambda: self._go_on(life))
         self._control.wake()
 
+    def _is_too_old(self, group: GroupId) -> bool:
+        """ST5: masking the tokens over the bound leaves none."""
+        bound = self._control.gate.step - self._stage.max_staleness
+        versions = [v for one in self._control.oracle.groups[group].versions.values() for v in one]
+        return self._stage.over_age == "mask" and bool(versions) and all(version < bound for version in versions)
+
     def _close(self) -> None:
         life = self._life
         self._timeline.after(self._random.uniform(0.5, 1.5) * UPDATE_S, lambda: self._apply(life))
@@ -98,5 +105,5 @@ class Trainer:
         receipts, self._receipts = self._receipts, []
         for receipt in receipts:
             self._shell.ack(receipt.lease)
-        self._control.apply([GroupId(group) for receipt in receipts for group in receipt.groups])
+        self._control.apply([group for receipt in receipts for group in receipt.groups if self._is_too_old(group)])
         self._publish(self._random.random() >= self._stage.noop_rate)

@@ -4,7 +4,7 @@ It follows the events of one stage's bus as they reach the disk, so it outlives 
 `shell` asks it what is held and tells it what left.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from relax.bus.index import BusIndex

@@ -145,3 +145,86 @@ def test_case_k7_secrets_never_reach_a_dumped_configuration(
     problems = problems_of(recipe, f"stages.rl.schedule={monitor.replace('TOKEN', 'hunter2')}")
     assert "hunter2" not in "".join(problems)
     assert "write `env:NAME_OF_THE_VARIABLE`" in problems[0]
+
+
+def nullable_keys() -> list[str]:
+    return [row.path for row in describe(RunConfig) if "null" in row.type.split(" | ") and "[]" not in row.path]
+
+
+@pytest.mark.parametrize("key", nullable_keys())
+def test_case_k1_an_explicit_null_of_any_key_survives_write_and_reread(recipe: Path, tmp_path: Path, key: str) -> None:
+    """Also where the file beneath it says something: a null that the merge took for "not given" would bring that back."""
+    config = load_config([recipe], [f"{key}=null"])
+    dumped = tmp_path / "config.yaml"
+    dumped.write_text(dump_config(config))
+    again = load_config([recipe, dumped])
+    value: object = again
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert value is None
+    assert again == config
+
+
+def test_case_k1_there_are_keys_whose_null_is_not_the_default(recipe: Path) -> None:
+    assert {"training.grad_clip", "training.checkpoint.keep_best", "rollout.max_context_tokens"} <= {*nullable_keys()}
+    assert load_config([recipe], ["training.grad_clip=null"]) != load_config([recipe])
+
+
+IMPORTED = "{type: 'tests.services.recorder:Recorder', args: ARGS}"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "{api_key: hunter2}",
+        "{token: hunter2}",
+        "{wandb-token: hunter2}",
+        "{login: {user: me, db_password: hunter2}}",
+        "{password: 4711}",
+        "{accounts: [{secret: hunter2}]}",
+        "{secrets: [a, hunter2]}",
+        "{url: 'https://me:hunter2@tracker.example/x'}",
+        "{servers: ['postgres://me:hunter2@db/x']}",
+    ],
+)
+def test_case_k7_a_secret_in_the_free_form_part_of_a_component_is_refused(recipe: Path, args: str) -> None:
+    """prime-rl#1413: what a component of the user's own is given is written into the run directory like all the rest."""
+    for override in (f"monitors=[{IMPORTED.replace('ARGS', args)}]", f"data.chat_template_args={args}"):
+        problems = problems_of(recipe, override)
+        assert len(problems) == 1 + ("[a," in args)
+        for problem in problems:
+            assert "holds a secret" in problem
+            assert "env:NAME_OF_THE_VARIABLE" in problem
+            assert "hunter2" not in problem
+            assert "4711" not in problem
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "{api_key: 'env:TRACKER_KEY'}",
+        "{password: ''}",
+        "{api_key: null, use_token: true, token: 7}",
+        "{bos_token: '<s>', max_tokens: 5, tokens: ['a']}",
+        "{url: 'https://tracker.example:8080/a@b', key: id}",
+    ],
+)
+def test_case_k7_what_is_no_secret_is_let_through(recipe: Path, args: str) -> None:
+    config = load_config([recipe], [f"monitors=[{IMPORTED.replace('ARGS', args)}]", f"data.chat_template_args={args}"])
+    assert config.monitors[0].args == config.data.chat_template_args  # type: ignore[attr-defined]
+
+
+def test_case_k7_a_component_that_declares_its_secret_as_text_still_shows_none(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open_tracker.py").write_text(
+        "from relax.config.base import ComponentConfig\n"
+        "class Tracker:\n"
+        "    class Config(ComponentConfig):\n"
+        "        api_key: str\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems_of(recipe, "monitors=[{type: 'open_tracker:Tracker', api_key: hunter2}]")
+    assert "monitors.0.api_key: holds a secret" in problem
+    assert "hunter2" not in problem
+    assert load_config([recipe], ["monitors=[{type: 'open_tracker:Tracker', api_key: 'env:KEY'}]"])

@@ -78,14 +78,15 @@ def _preferred_pair(prompt: Prompt) -> tuple[str, ...]:
     """The chosen text, then the rejected one."""
     reference = prompt.reference
     texts = [reference.get(key) for key in ("chosen", "rejected")] if isinstance(reference, dict) else []
-    if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+    chosen, rejected = texts or (None, None)
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
         raise DataError(
             f'record {prompt.key} has reference {reference!r}; a preference stage needs {{"chosen": text, "rejected": text}}; '
             "set reference_type: json on the source and name the key that holds it in reference_key"
         )
-    if texts[0] == texts[1]:
-        raise DataError(f"record {prompt.key} prefers {texts[0]!r} to itself; a pair needs two different texts")
-    return texts[0], texts[1]
+    if chosen == rejected:
+        raise DataError(f"record {prompt.key} prefers {chosen!r} to itself; a pair needs two different texts")
+    return chosen, rejected
 
 
 ANSWERS: Mapping[str, Callable[[Prompt], tuple[str, ...]]] = {"answer": _one_answer, "preference": _preferred_pair}

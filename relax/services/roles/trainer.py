@@ -73,7 +73,6 @@ class Trainer:
         taken: list[TrainGroup] = []
         over_age: list[GroupId] = []
         leases: list[str] = []
-        over_age: list[GroupId] = []
         while True:
             portion = await self._controller.take(TRAINER)
             if portion.step != step:
