@@ -172,6 +172,10 @@ class BusIndex:
             for node in self._state.trees[group].rows_of(unit, table)
         }
 
+    def groups(self) -> tuple[GroupId, ...]:
+        """Every group that has a row here."""
+        return tuple(self._state.trees)
+
     def missing(self, groups: Iterable[GroupId]) -> set[GroupId]:
         """Those of `groups` that have no row here."""
         return {group for group in groups if group not in self._state.trees}

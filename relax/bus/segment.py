@@ -146,22 +146,24 @@ def _batch(
         [kind for kind, _, _ in encoded],
         [shape for _, shape, _ in encoded],
     ]
-    last = ["", "", _CHECKSUM, str(_checksum(texts, data))]
+    offsets = np.array([*ends, ends[-1]], dtype=np.int64)
+    last = ["", "", _CHECKSUM, str(_checksum(texts, offsets, data))]
     return pa.record_batch(
         [
             *(pa.array([*column, end], pa.string()) for column, end in zip(texts, last, strict=True)),
             pa.Array.from_buffers(
                 pa.large_binary(),
                 len(encoded) + 1,
-                [None, pa.py_buffer(np.array([*ends, ends[-1]], dtype=np.int64)), pa.py_buffer(data)],
+                [None, pa.py_buffer(offsets), pa.py_buffer(data)],
             ),
         ],
         schema=SCHEMA,
     )
 
 
-def _checksum(texts: list[list[str]], data: Any) -> int:
-    return zlib.crc32("\0".join(text for column in texts for text in column).encode(), zlib.crc32(data))
+def _checksum(texts: list[list[str]], offsets: Any, data: Any) -> int:
+    text = "\0".join(text for column in texts for text in column)
+    return zlib.crc32(text.encode(), zlib.crc32(offsets, zlib.crc32(data)))
 
 
 def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
@@ -171,8 +173,8 @@ def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
     kind, checksum = texts[2].pop(), texts[3].pop()
     del texts[0][-1], texts[1][-1]
     column = batch.column(4)
-    data = column.buffers()[2]
-    if kind != _CHECKSUM or int(checksum) != _checksum(texts, b"" if data is None else data):
+    _, offsets, data = column.buffers()
+    if kind != _CHECKSUM or int(checksum) != _checksum(texts, offsets, b"" if data is None else data):
         raise ValueError("the checksum of a batch is another one")
     for index, (row, name, kind, shape) in enumerate(zip(*texts, strict=True)):
         yield row, name, _decode(kind, shape, column[index].as_buffer())

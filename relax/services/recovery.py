@@ -18,13 +18,17 @@ from relax.core.column import COLUMNS, Column
 from relax.core.error import TransportError, UserError
 from relax.core.event import Event
 from relax.core.id import GroupId
-from relax.core.message import Json, Prompt
+from relax.core.message import Json, Prompt, prompt_from_json
 from relax.core.protocol import Source
 from relax.services.access import TRAINER
-from relax.services.controller import Controller, StepState
+from relax.services.controller import Controller, StepState, next_attempt
+from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS
 from relax.services.gate_state import Take
 from relax.services.register import Ending
 from relax.services.resume import RunState
+
+ATTEMPT = 3
+"""Place of the attempt in a prompt's key: above 0 the prompt is one that was requeued."""
 
 _report = logging.getLogger(__name__)
 
@@ -101,6 +105,7 @@ class Recovery:
         self._register.observe = self._place.source.observe
         self._index = BusIndex.load(state.bus, columns, log, self._place.max_rows, self._place.max_bytes)
         self._again = [GroupId(group) for group in state.controller["again"]]
+        self._retries = [prompt_from_json(prompt) for prompt in state.controller["retries"]]
         self._steps = StepState(**state.controller["step"])
         self._takes = TakeLog()
 
@@ -125,7 +130,7 @@ class Recovery:
         self._settle()
         self._roll_back()
         self._withdraw()
-        self._controller.restore(self._again, self._steps)
+        self._controller.restore(self._again, self._steps, self._retries)
 
     # --- the cut ---
 
@@ -197,7 +202,7 @@ class Recovery:
         self._prompts = iter(self._place.source)
         self._register.observe = self._place.source.observe
         self._index = BusIndex(self._columns, self._log, self._place.max_rows, self._place.max_bytes)
-        self._again, self._steps = [], StepState()
+        self._again, self._steps, self._retries = [], StepState(), []
 
     def _admitted(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])
@@ -210,7 +215,7 @@ class Recovery:
 
     def _draw(self, group: GroupId, key: list[Json]) -> Prompt:
         """The prompt that was drawn for a group: the same source gives it again. Raises UserError when it does not (B5)."""
-        prompt = next(self._prompts)
+        prompt = self._retries.pop(0) if key[ATTEMPT] else next(self._prompts)
         if list(astuple(prompt.key)) != key:
             raise UserError(
                 f"the data has changed since the run was interrupted: group {group} was prompt {key} "
@@ -225,15 +230,21 @@ class Recovery:
 
     def _ended(self, data: Mapping[str, Json]) -> None:
         group = GroupId(data["group"])
+        if data["reason"] == REQUEUED:
+            self._retries.append(next_attempt(self._register.prompt(group)))
+        else:
+            self._steps.lost += 1
         self._register.ended(group, self._read(group), data["state"], data["reason"])
-        self._steps.lost += 1
 
     def _stepped(self, data: Mapping[str, Json]) -> None:
         step = data["step"] - 1
         self._on_step(step, self._takes.of(range(step, step + 1)), self._read)
         for group in map(GroupId, data["groups"]):
-            ending = Ending(data["state"], data["reason"], step)
+            is_old = group in data["over_age"]
+            ending = Ending("dropped", OVER_AGE, step) if is_old else Ending(data["state"], data["reason"], step)
             self._register.stepped(group, self._read(group), ending, self._gate.is_retaking)
+        for group in map(GroupId, data["surplus"]):
+            self._register.ended(group, self._read(group), "dropped", SURPLUS)
         if not self._gate.is_retaking:
             self._steps.lost = 0
 
@@ -242,6 +253,9 @@ class Recovery:
 
     def _withdrawn(self, data: Mapping[str, Json]) -> None:
         self._again.append(GroupId(data["group"]))
+
+    def _changed(self, data: Mapping[str, Json]) -> None:
+        self._again += map(GroupId, data["unfit"])
 
     def _rolled_back(self, data: Mapping[str, Json]) -> None:
         for take in map(Take.from_json, data["takes"]):
@@ -275,18 +289,21 @@ class Recovery:
         gate = self._gate
         steps = list(range(self._state.step, gate.step))
         takes = self._takes.of(range(self._state.step, gate.step))
+        under_way = gate.taken_groups()
         if gate.is_retaking:
-            takes += [*self._takes.of(range(gate.step, gate.step + 1)), *gate.retakes]
+            takes += gate.retakes
             steps += gate.retaken_steps
         else:
-            gate.put_back(gate.taken_groups())
-        if not steps:
-            return
+            gate.put_back(under_way)
         groups = [group for take in takes for group in take.groups]
         for group in groups:
             self._register.reopened(group)
-        self._index.unack(TRAINER, [group for group in groups if group not in self._index.missing(groups)])
-        gate.rollback(self._state.step, takes, sorted(set(steps)))
+        # Those of the step under way too: it may have acked them a moment before the end.
+        acked = dict.fromkeys((*groups, *under_way))
+        if acked:
+            self._index.unack(TRAINER, [group for group in acked if group not in self._index.missing(acked)])
+        if steps:
+            gate.rollback(self._state.step, takes, sorted(set(steps)))
 
     def _withdraw(self) -> None:
         """Groups without a row, and at S = 0 those of a version that is not there any more, are admitted again (WS1)."""
@@ -297,9 +314,12 @@ class Recovery:
             unusable |= {group for group in at_gate if gate.base_of(group) > self._state.step}
         for group in sorted(unusable):
             gate.withdraw(group)
-            for row in self._index.end(group).dropped:
-                self._journal.storage.drop(row)
             self._again.append(group)
+        wanted = {*gate.outstanding_groups(), *(group for take in gate.retakes for group in take.groups)}
+        for group in self._index.groups():  # an end may have been said to the gate and not yet to the bus
+            if group not in wanted:
+                for row in self._index.end(group).dropped:
+                    self._journal.storage.drop(row)
 
 
 _BEFORE: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
@@ -312,6 +332,8 @@ _BEFORE: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
 _AFTER: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
     "gate/admit": Recovery._admitted,
     "gate/start": Recovery._raised,
+    "gate/move": Recovery._raised,
+    "gate/change": Recovery._changed,
     "gate/withdraw": Recovery._withdrawn,
     "gate/retake": Recovery._retaken,
     "bus/lease": Recovery._leased,
@@ -339,7 +361,8 @@ def recover(
     register.restore(state.controller["register"])
     register.restore_unsettled(state.controller["register"], lambda group: Fetched((), {}), stage_at(state.stage).name)
     register.settled(register.unsettled(state.step))
-    controller.restore([group for group, _ in register.outstanding()], StepState())
+    retries = [prompt_from_json(prompt) for prompt in state.controller["retries"]]
+    controller.restore([group for group, _ in register.outstanding()], StepState(), retries)
     if journal is not None:
         journal.discard()
         journal.begin(state.event + 1)

@@ -14,7 +14,7 @@ from tests.e2e.tiny import final_weights, open_ledger, tiny_config, tiny_tree, t
 def pairs(seed: int) -> Iterator[dict[str, Any]]:
     """Preferences for even digits."""
     for number in range(64):
-        yield {"prompt": f"{number}+", "reference": {"chosen": "0", "rejected": "1"}}
+        yield {"prompt": f"{number}+", "good": "0", "bad": "1"}
 
 
 def texts(seed: int) -> Iterator[dict[str, Any]]:
@@ -23,15 +23,15 @@ def texts(seed: int) -> Iterator[dict[str, Any]]:
         yield {"prompt": f"{number}+", "reference": "0"}
 
 
-def source(function: str, kind: str) -> dict[str, Any]:
+def source(function: str, **fields: str) -> dict[str, Any]:
     path = f"tests.algorithms.test_one_word:{function}"
-    return {"name": "addition", "type": "generator", "function": path, "task": "addition", "reference_type": kind}
+    return {"name": "addition", "type": "generator", "function": path, "task": "addition", "fields": fields}
 
 
 def config_of(name: str, directory: Path, **sections: Any) -> Any:
     stage = {"name": "rl", "steps": 2, "groups_per_step": 4, "algorithm": {"type": name}}
     if name == "dpo":
-        data = {**tiny_tree(directory)["data"], "sources": [source("pairs", "json")]}
+        data = {**tiny_tree(directory)["data"], "sources": [source("pairs", chosen="good", rejected="bad")]}
         sections = {"data": data, **sections}
     return tiny_config(directory, stages=[stage], **sections)
 
@@ -51,7 +51,7 @@ async def test_one_word_is_a_run(name: str, tmp_path: Path) -> None:
 
 async def test_dpo_raises_the_margin_and_reports_it(tmp_path: Path) -> None:
     stage = {"name": "dpo", "steps": 6, "groups_per_step": 8, "algorithm": {"type": "dpo"}}
-    data = {**tiny_tree(tmp_path)["data"], "sources": [source("pairs", "json")]}
+    data = {**tiny_tree(tmp_path)["data"], "sources": [source("pairs", chosen="good", rejected="bad")]}
     training = {"optimizer": {"type": "adamw", "lr": 1e-3}}
     _, hub = await train(tiny_config(tmp_path, stages=[stage], data=data, training=training))
     assert hub.metrics[0]["preference/loss"] == pytest.approx(0.6931, abs=1e-3)
@@ -69,7 +69,7 @@ async def test_a_reference_that_is_no_pair_ends_its_group_with_what_to_do(tmp_pa
         "algorithm": {"type": "dpo"},
         "filter": {"max_per_step": 4},
     }
-    data = {**tiny_tree(tmp_path)["data"], "sources": [source("texts", "text")]}
+    data = {**tiny_tree(tmp_path)["data"], "sources": [source("texts")]}
     config = tiny_config(tmp_path, stages=[stage], data=data)
     with pytest.raises(UserError, match="a preference stage needs"):
         await train(config)

@@ -279,10 +279,8 @@ def test_unknown_key_names_path_line_and_suggestion(recipe: Path, tmp_path: Path
 def test_missing_key_names_its_meaning(tmp_path: Path) -> None:
     path = write(tmp_path, "model: {}\n")
     problems = problems_of([path])
-    assert (
-        f"{path}:1: model.path: is required (A Hugging Face model folder or name, relative to the working directory.); add it"
-        in problems
-    )
+    meaning = RunConfig.model_fields["model"].annotation.model_fields["path"].description
+    assert f"{path}:1: model.path: is required ({meaning}); add it" in problems
     assert {problem.split(": is required")[0] for problem in problems if "is required" in problem} == {
         f"{path}:1: model.path",
         "data",

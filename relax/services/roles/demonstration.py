@@ -82,7 +82,7 @@ def _preferred_pair(prompt: Prompt) -> tuple[str, ...]:
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         raise DataError(
             f'record {prompt.key} has reference {reference!r}; a preference stage needs {{"chosen": text, "rejected": text}}; '
-            "set reference_type: json on the source and name the key that holds it in reference_key"
+            "name the keys of a record that hold the two in fields.chosen and fields.rejected of the source"
         )
     if chosen == rejected:
         raise DataError(f"record {prompt.key} prefers {chosen!r} to itself; a pair needs two different texts")
