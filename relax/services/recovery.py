@@ -289,19 +289,17 @@ class Recovery:
         gate = self._gate
         steps = list(range(self._state.step, gate.step))
         takes = self._takes.of(range(self._state.step, gate.step))
-        under_way = gate.taken_groups()
         if gate.is_retaking:
             takes += gate.retakes
             steps += gate.retaken_steps
         else:
-            gate.put_back(under_way)
-        groups = [group for take in takes for group in take.groups]
-        for group in groups:
-            self._register.reopened(group)
-        # Those of the step under way too: it may have acked them a moment before the end.
-        acked = dict.fromkeys((*groups, *under_way))
-        if acked:
-            self._index.unack(TRAINER, [group for group in acked if group not in self._index.missing(acked)])
+            gate.put_back(gate.taken_groups())
+        for take in takes:
+            for group in take.groups:
+                self._register.reopened(group)
+        # Whatever is still here is not trained, also what the step under way had acked a moment before the end.
+        if groups := self._index.groups():
+            self._index.unack(TRAINER, groups)
         if steps:
             gate.rollback(self._state.step, takes, sorted(set(steps)))
 

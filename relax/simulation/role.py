@@ -123,7 +123,7 @@ class Judgement:
             self._scored.setdefault(
                 row, not self._has_failed(row) and self._random.random() >= self._setting.reward_failure
             )
-        return [RowWrite(row, cells(self._scored[row], "reward", "reward_parts")) for row in rows]
+        return [RowWrite(row, cells(int(self._scored[row]), "reward", "reward_parts")) for row in rows]
 
     def _has_failed(self, trajectory: str) -> bool:
         return trajectory in self._control.oracle.groups[group_of(trajectory)].failed

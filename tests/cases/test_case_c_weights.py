@@ -1,7 +1,7 @@
-"""Cases C1, C4, C6, C8 and C10 of real trackers, on the store, the updater and a small embedded engine."""
+"""Cases C1, C4, C6, C7, C8 and C10 of real trackers, on the store, the updater and a small embedded engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -10,15 +10,17 @@ import torch
 from torch import nn
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session
-from relax.core.error import EngineError
+from relax.core.error import EngineError, InvariantError
 from relax.core.protocol import EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Probe
 from relax.model.logprob import token_logprobs
 from relax.model.name import bind_tensors, published_tensors
 from relax.weights.digest import digest_of
+from relax.weights.proof import check_proof
 from relax.weights.store import WeightStore
 from relax.weights.updater import EngineUpdater
+from tests.training.setting import LORA, make_backend, make_model, make_rows, train_steps
 
 PROBE_IDS = np.array([1, 5, 2, 7, 3], dtype=np.int32)
 
@@ -214,3 +216,93 @@ async def test_case_c10_a_reader_that_comes_too_late_is_told_and_loads_the_newes
         updater.notify(Version(0, 1))
         await updater.wait_live(Version(0, 1), 5)
         assert engine.version == Version(0, 1)
+
+
+LONG_PROBE = np.arange(1, 26, dtype=np.int32)
+
+
+@torch.no_grad()
+def scores(model: nn.Module) -> np.ndarray:
+    """float32[T]: logprobs of the long probe under a whole model."""
+    ids = torch.from_numpy(LONG_PROBE).long()
+    values = token_logprobs(model(input_ids=ids[None]).logits[0, :-1], ids[1:])
+    return np.concatenate([np.zeros(1, np.float32), values.numpy()])
+
+
+def other_weights(seed: int) -> nn.Module:
+    """A whole small model in which every tensor is its own: norms begin as ones everywhere, projections near zero."""
+    model = make_model(seed)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(torch.rand_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("name", [*published_tensors(make_model())])
+async def test_case_c1_any_tensor_of_a_whole_model_that_was_not_loaded_is_found_by_the_proof(name: str) -> None:
+    """Whatever is published shows in the probe's logprobs: one tensor of the version before is beyond the tolerance."""
+    trainer, before, engine = other_weights(1), other_weights(2), make_model(seed=3)
+    new = published_tensors(trainer)
+    manifest = await WeightStore().publish(Version(0, 1), new, Probe(LONG_PROBE, scores(trainer)))
+    bind_tensors(engine, {**new, name: published_tensors(before)[name]})
+    with pytest.raises(EngineError, match=r"\[WS4\]"):
+        check_proof("engine", manifest, LoadReport(scores(engine), 0.0))
+    bind_tensors(engine, new)
+    assert check_proof("engine", manifest, LoadReport(scores(engine), 0.0)) < 1e-6
+
+
+async def test_case_c7_a_version_that_is_applied_twice_gives_the_same_state() -> None:
+    """Versions are whole, never differences: nothing that is loaded again is added again."""
+    store, engine, trainer = WeightStore(), NetEngine(), Net(seed=1)
+    first = await publish(store, trainer, 0)
+    train(trainer)
+    second = await publish(store, trainer, 1)
+    await engine.pause("recompute")
+    for version in (first, second, second, first, second):
+        await engine.load(version, store)
+    assert digest_of(published_tensors(engine.net)) == digest_of(published_tensors(trainer))
+
+
+@pytest.mark.parametrize("base", [None, 0, 5])
+async def test_case_c7_what_an_engine_held_before_does_not_matter(base: int | None) -> None:
+    """An engine of any past (none, another version, weights of another run) ends with the version and no trace of the past."""
+    store, engine, trainer = WeightStore(), NetEngine(), Net(seed=1)
+    if base is not None:
+        bind_tensors(engine.net, published_tensors(Net(seed=base)))
+        engine.version = Version(0, base)
+    version = await publish(store, trainer, 0)
+    await engine.pause("recompute")
+    await engine.load(version, store)
+    assert digest_of(published_tensors(engine.net)) == digest_of(published_tensors(trainer))
+
+
+async def test_case_c7_an_update_that_does_not_follow_is_refused() -> None:
+    """The wrong base, for whoever publishes: a number that was left out, one that was there, an alias of nothing."""
+    store, trainer = WeightStore(), Net(seed=1)
+    with pytest.raises(InvariantError, match="ST7"):
+        await store.publish_alias(Version(0, 0))
+    await publish(store, trainer, 0)
+    for number in (0, 2):
+        with pytest.raises(InvariantError, match="WS1"):
+            await publish(store, trainer, number)
+        with pytest.raises(InvariantError, match="WS1"):
+            await store.publish_alias(Version(0, number))
+    alias = await store.publish_alias(Version(0, 1))
+    again = await store.publish_alias(Version(0, 2))
+    assert alias.digest == again.digest == digest_of(published_tensors(trainer))
+    assert again.alias_of == Version(0, 0)
+
+
+async def test_case_c7_an_adapter_is_merged_into_what_is_published_once() -> None:
+    """The difference of a LoRA run lies beside its base: however often it is exported, the base is what it was."""
+    backend = make_backend(config=LORA)
+    train_steps(backend, make_rows(), 1)
+    expected = digest_of(backend.export())
+    assert [digest_of(backend.export()) for _ in range(3)] == [expected] * 3
+    store = WeightStore()
+    manifest = await store.publish(Version(0, 0), backend.export())
+    for _ in range(2):
+        engine = make_model(seed=9)
+        bind_tensors(engine, (await store.fetch(Version(0, 0))).tensors)
+        assert digest_of(published_tensors(engine)) == manifest.digest == expected
