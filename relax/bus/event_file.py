@@ -30,10 +30,12 @@ class EventFiles:
         self._directory = directory
         self._open_file = open_file
         self._file: BinaryIO | None = None
+        self._failure: OSError | None = None
 
     def begin(self, number: int) -> None:
         """The next event, which has `number`, begins a new file; files that begin later are void. Raises UserError."""
         self.close()
+        self._failure = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             for first, path in _files(self._directory):
@@ -41,15 +43,22 @@ class EventFiles:
                     path.unlink()
             self._file = self._open_file(self._directory / f"events-{number:012d}.jsonl")
         except OSError as error:
-            raise cannot_write(self._directory, error) from error
+            raise self._fail(error) from error
 
     def write(self, event: Event) -> None:
-        """Append an event; `begin` comes first. Raises UserError when the disk does not take it."""
+        """Append an event; `begin` comes first. Raises UserError when the disk does not take it, or an earlier one since then:
+        whatever came behind a torn line could not be read."""
+        if self._failure is not None:
+            raise cannot_write(self._directory, self._failure) from self._failure
         assert self._file is not None, "begin was not called"
         try:
             write_all(self._file, _line(event))
         except OSError as error:
-            raise cannot_write(self._directory, error) from error
+            raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> UserError:
+        self._failure = error
+        return cannot_write(self._directory, error)
 
     def close(self) -> None:
         if self._file is not None:

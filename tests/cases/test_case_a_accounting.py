@@ -47,7 +47,9 @@ async def test_case_a18_a_trajectory_is_measured_in_the_step_that_its_group_ship
         assert world.metrics[1]["rollout/sampled_tokens"] == 21
 
 
-async def test_case_a18_a_group_that_ends_untrained_is_measured_in_the_step_that_was_being_filled(tmp_path: Path) -> None:
+async def test_case_a18_a_group_that_ends_untrained_is_measured_in_the_step_that_was_being_filled(
+    tmp_path: Path,
+) -> None:
     async with stage_world(tmp_path / "ledger.sqlite") as world:
         lost, *rest = [await world.begin() for _ in range(3)]
         await world.write(lost, 0, None)

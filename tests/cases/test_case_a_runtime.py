@@ -98,7 +98,9 @@ def test_the_checks_see_what_they_are_for(source: str, found: int) -> None:
 
 def boundary_types() -> dict[str, type]:
     """Every dataclass of core: what crosses between rooms."""
-    modules = [importlib.import_module(f"relax.core.{found.name}") for found in pkgutil.iter_modules(relax.core.__path__)]
+    modules = [
+        importlib.import_module(f"relax.core.{found.name}") for found in pkgutil.iter_modules(relax.core.__path__)
+    ]
     return {
         f"{module.__name__}.{name}": kind
         for module in modules
@@ -116,6 +118,10 @@ OPEN = {
 def test_case_a7_nothing_that_crosses_between_rooms_can_be_changed() -> None:
     """slime#2261, verl#7207: the parameters of a request are not changed by who serves its first turn."""
     found = boundary_types()
-    assert {"relax.core.completion.Sampling", "relax.core.completion.Session", "relax.core.batch.TrainRow"} <= found.keys()
+    assert {
+        "relax.core.completion.Sampling",
+        "relax.core.completion.Session",
+        "relax.core.batch.TrainRow",
+    } <= found.keys()
     assert {name for name, kind in found.items() if not kind.__dataclass_params__.frozen} == OPEN.keys()
     assert not {name for name, kind in found.items() if "__slots__" not in vars(kind)} - OPEN.keys()

@@ -1,7 +1,7 @@
 """Cases C1, C4, C6, C7, C8 and C10 of real trackers, on the store, the updater and a small embedded engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np

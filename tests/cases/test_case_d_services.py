@@ -9,7 +9,7 @@ import torch
 from relax.core.batch import TrainRow
 from relax.core.completion import frozen
 from relax.core.error import ConfigError
-from relax.core.id import sample_id, trajectory_id, group_id
+from relax.core.id import group_id, sample_id, trajectory_id
 from relax.data.quarantine import Quarantine
 from relax.model.logprob import token_logprobs
 from relax.services.assembly import Assembly
