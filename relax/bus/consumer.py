@@ -84,9 +84,12 @@ class Consumer:
         """See what a put changed: per row, the columns it got and whether it is new. True when something became available."""
         rows: list[Node] = []
         for node, added, is_new in changes:
-            if (is_new and node.table is self.table) or added & self.wants[node.table]:
+            if node.table is self.table:
+                if is_new or not added.isdisjoint(self.wants[node.table]):
+                    rows.append(node)
+            elif not added.isdisjoint(self.wants[node.table]):
                 rows.extend(node.descendants(self.table))
-        return self._see_rows(tree, rows)
+        return bool(rows or self.by_group) and self._see_rows(tree, rows)
 
     def _see_rows(self, tree: Tree, rows: list[Node]) -> bool:
         """Note which rows became complete; a group is looked at even without any, for a row's absence may complete it."""
@@ -104,7 +107,8 @@ class Consumer:
 
     def _is_complete(self, node: Node | None) -> bool:
         while node is not None:
-            if not self.wants[node.table] <= node.cells.keys():
+            wanted = self.wants[node.table]
+            if wanted and not wanted <= node.cells.keys():
                 return False
             node = node.parent
         return True

@@ -18,6 +18,9 @@ OpenFile = Callable[[Path], BinaryIO]
 """Opens a new unbuffered file for writing; simulation gives one that tears a write."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def open_unbuffered(path: Path) -> BinaryIO:
     """A new file, or an old one emptied; every write reaches the system before it returns."""
     return path.open("w+b", buffering=0)
@@ -95,11 +98,11 @@ class EventFiles:
                 path.unlink(missing_ok=True)
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write every byte: an unbuffered file may take a part."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(memoryview(data)[written:])
 
 
 def cannot_write(directory: Path, error: OSError) -> UserError:
@@ -111,7 +114,7 @@ def cannot_write(directory: Path, error: OSError) -> UserError:
 
 
 def _line(event: Event) -> bytes:
-    text = json.dumps([event.number, event.time_s, event.kind, event.data], separators=(",", ":")).encode()
+    text = _encode([event.number, event.time_s, event.kind, event.data]).encode()
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 

@@ -153,7 +153,8 @@ class BusIndex:
 
     def present(self, row: RowId, columns: Collection[str]) -> list[str]:
         """Those of `columns` that are written on exactly this row."""
-        return [name for name in columns if name in self._state.trees[group_of(row)].nodes[row].cells]
+        cells = self._state.trees[group_of(row)].nodes[row].cells
+        return [name for name in columns if name in cells]
 
     def columns_of(self, row: RowId) -> Collection[str]:
         """The columns written on exactly this row; none when it is not here."""
@@ -344,4 +345,4 @@ class BusIndex:
 
 
 def _notes(cells: Mapping[str, CellNote]) -> dict[str, Json]:
-    return {name: [note.digest, note.num_bytes] for name, note in cells.items()}
+    return {name: list(note) for name, note in cells.items()}

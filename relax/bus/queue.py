@@ -14,12 +14,13 @@ from relax.bus.index import BusIndex
 from relax.bus.row import BusStatus, Fetched, PutReport, QueueClosedError, Receipt, RowPut, Subscription
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
+from relax.bus.storage import FrozenRows
 from relax.bus.waiter import Admission, Line, Take
-from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, check_columns
+from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, check_columns, first_note
 from relax.core.column import Column
 from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
-from relax.core.id import GroupId, RowId, parent_of
+from relax.core.id import GroupId, RowId, Table, parent_of, table_of
 from relax.core.protocol import Clock, Sampler, Storage
 
 
@@ -98,11 +99,12 @@ class TransferQueue:
         for name in wanted:
             if name not in self._columns:
                 raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
+        of_table = {table: [name for name in wanted if self._columns[name].table is table] for table in Table}
         cells: dict[RowId, dict[str, Any]] = {}
         for row in ids:
             owner: RowId | None = row
             while owner is not None and owner not in cells:
-                cells[owner] = self._storage.get(owner, self._index.present(owner, wanted))
+                cells[owner] = self._storage.get(owner, self._index.present(owner, of_table[table_of(owner)]))
                 owner = parent_of(owner)
         return Fetched(ids, cells)
 
@@ -124,7 +126,7 @@ class TransferQueue:
         writes = [RowWrite(put.id, self._notes(put.id, cells[put.id]), put.children) for put in puts]
         plan = self._index.plan(lease, writes)
         # Stored before the event says so: what an event names is there.
-        self._storage.put({w.id: {name: cells[w.id][name] for name in w.cells} for w in plan.fresh})
+        self._storage.put(FrozenRows({w.id: {name: cells[w.id][name] for name in w.cells} for w in plan.fresh}))
         self._follow(self._index.commit(lease, plan, self._clock.time()))
         return PutReport(plan.late, plan.superseded)
 
@@ -180,7 +182,7 @@ class TransferQueue:
         kept = self._freeze(group, cells)
         if not self._has_space(rows, num_bytes):
             await self._wait_for_space(group, rows, num_bytes, timeout_s)
-        self._storage.put({group: kept})
+        self._storage.put(FrozenRows({group: kept}))
         self._follow(self._index.admit(group, self._notes(group, kept), children, rows, num_bytes))
 
     async def has_space(self, rows: int, num_bytes: int) -> bool:
@@ -303,6 +305,8 @@ class TransferQueue:
     def _notes(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, CellNote]:
         """What the index needs to know of frozen cells. Contents are compared only where a cell is written a second time."""
         known = self._index.columns_of(row)
+        if not known:
+            return {name: first_note(num_bytes(value)) for name, value in cells.items()}
         return {
             name: CellNote(FIRST if name not in known or self._is_same(row, name, value) else OTHER, num_bytes(value))
             for name, value in cells.items()

@@ -9,7 +9,9 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from relax.bus.cell import JsonText
-from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
+from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered, write_all
+from relax.bus.frame import BatchFrame, TextColumn, text_column
 
 SEGMENT_BYTES = 32 << 20
 
@@ -35,6 +38,9 @@ SCHEMA = pa.schema(
 
 _CHECKSUM = "crc32"
 _ALIGNMENT = 8
+_PADDING = tuple(map(bytes, range(_ALIGNMENT)))
+_JOINED_BYTES = 1 << 14
+"""Smaller parts of a message are joined before they are written: a call of the system costs as much as copying this much."""
 _MAPPED_BYTES = 4096
 """Arrays from this size on are views of the segment itself; smaller ones stay what the writer gave."""
 
@@ -50,7 +56,8 @@ class SegmentWriter:
             os.ftruncate(self._file.fileno(), size)
             self._map = mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)
             self._end = 0
-            self._append(SCHEMA.serialize())
+            self._has_failed = False
+            self._append([bytes(SCHEMA.serialize())])
         except OSError as error:
             raise cannot_write(path.parent, error) from error
 
@@ -60,21 +67,23 @@ class SegmentWriter:
 
     def put(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Append the cells of rows; returns them as they are to be kept. Raises UserError when the disk is full."""
-        places = [(row, name) for row, cells in rows.items() for name in cells]
         encoded = [_encode(value) for cells in rows.values() for value in cells.values()]
-        ends = np.cumsum([0, *(-(-len(payload) // _ALIGNMENT) * _ALIGNMENT for _, _, payload in encoded)]).tolist()
-        data = np.zeros(ends[-1], dtype=np.uint8)
-        for start, (_, _, payload) in zip(ends, encoded, strict=False):
-            if len(payload):
-                data[start : start + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-        end = self._append(_batch(places, encoded, ends, data).serialize())
-        return self._kept(rows, ends, end - len(data))
+        ends, parts, checksum = [0], [], 0
+        for _, _, payload, size in encoded:
+            padding = _PADDING[-size % _ALIGNMENT]
+            ends.append(ends[-1] + size + len(padding))
+            parts += (payload, padding)
+            checksum = zlib.crc32(padding, zlib.crc32(payload, checksum))
+        end = self._append([_head(rows, encoded, ends, checksum), *parts])
+        return self._kept(rows, ends, end - ends[-1])
 
     def _kept(
         self, rows: Mapping[str, Mapping[str, Any]], ends: list[int], data_start: int
     ) -> dict[str, dict[str, Any]]:
         """The cells to keep: large arrays as views of the segment, whose column of data begins at `data_start`."""
         kept = {row: dict(cells) for row, cells in rows.items()}
+        if ends[-1] < _MAPPED_BYTES:
+            return kept
         starts = iter(ends)
         for cells in kept.values():
             for name, value in cells.items():
@@ -91,16 +100,20 @@ class SegmentWriter:
             os.ftruncate(self._file.fileno(), self._end)
             self._file.close()
 
-    def _append(self, message: pa.Buffer) -> int:
-        """Write a message; returns the new end. What a failed write left is written over."""
-        view = memoryview(message)
-        self._file.seek(self._end)
+    def _append(self, parts: list[Any]) -> int:
+        """Write what gives a whole message together; returns the new end. What a failed write left is written over."""
+        size = 0
         try:
-            while view:
-                view = view[self._file.write(view) :]
+            if self._has_failed:
+                self._file.seek(self._end)
+            self._has_failed = True
+            for part in _gathered(parts):
+                write_all(self._file, part)
+                size += len(part)
+            self._has_failed = False
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
-        self._end += len(message)
+        self._end += size
         return self._end
 
 
@@ -136,34 +149,56 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 
-def _batch(
-    places: list[tuple[str, str]], encoded: list[tuple[str, str, Any]], ends: list[int], data: Any
-) -> pa.RecordBatch:
-    """One line per cell, and a last one with the checksum of everything."""
-    texts = [
-        [row for row, _ in places],
-        [name for _, name in places],
-        [kind for kind, _, _ in encoded],
-        [shape for _, shape, _ in encoded],
+@cache
+def _frame() -> BatchFrame:
+    return BatchFrame(SCHEMA)
+
+
+def _head(
+    rows: Mapping[str, Mapping[str, Any]], encoded: list[tuple[str, str, Any, int]], ends: list[int], data_checksum: int
+) -> bytes:
+    """A batch up to its cells: one line per cell, and a last one with the checksum of everything."""
+    places = [row for row, cells in rows.items() for _ in cells]
+    names = [name for cells in rows.values() for name in cells]
+    kinds = [kind for kind, _, _, _ in encoded]
+    shapes = [shape for _, shape, _, _ in encoded]
+    offsets = array("q", [*ends, ends[-1]]).tobytes()
+    checksum = _checksum((places, names, kinds, shapes), offsets, data_checksum)
+    columns = [
+        text_column([*places, ""]),
+        _known_texts((*names, "")),
+        _known_texts((*kinds, _CHECKSUM)),
+        text_column([*shapes, str(checksum)]),
     ]
-    offsets = np.array([*ends, ends[-1]], dtype=np.int64)
-    last = ["", "", _CHECKSUM, str(_checksum(texts, offsets, data))]
-    return pa.record_batch(
-        [
-            *(pa.array([*column, end], pa.string()) for column, end in zip(texts, last, strict=True)),
-            pa.Array.from_buffers(
-                pa.large_binary(),
-                len(encoded) + 1,
-                [None, pa.py_buffer(offsets), pa.py_buffer(data)],
-            ),
-        ],
-        schema=SCHEMA,
+    return b"".join(
+        [_frame().metadata(columns, len(encoded) + 1, ends[-1]), *(column.data for column in columns), offsets]
     )
 
 
-def _checksum(texts: list[list[str]], offsets: Any, data: Any) -> int:
-    text = "\0".join(text for column in texts for text in column)
-    return zlib.crc32(text.encode(), zlib.crc32(offsets, zlib.crc32(data)))
+@lru_cache(maxsize=1024)
+def _known_texts(texts: tuple[str, ...]) -> TextColumn:
+    """Column names and kinds: the puts of a role all have the same."""
+    return text_column(texts)
+
+
+def _gathered(parts: Iterable[Any]) -> Iterator[bytes | memoryview]:
+    """The parts as flat bytes: small neighbours joined, large ones as they are."""
+    small: list[Any] = []
+    for part in parts:
+        if part.nbytes < _JOINED_BYTES if type(part) is np.ndarray else len(part) < _JOINED_BYTES:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield memoryview(part).cast("B")
+    if small:
+        yield b"".join(small)
+
+
+def _checksum(texts: Iterable[list[str]], offsets: Any, data_checksum: int) -> int:
+    text = "\0".join([text for column in texts for text in column])
+    return zlib.crc32(text.encode(), zlib.crc32(offsets, data_checksum))
 
 
 def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
@@ -174,7 +209,7 @@ def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
     del texts[0][-1], texts[1][-1]
     column = batch.column(4)
     _, offsets, data = column.buffers()
-    if kind != _CHECKSUM or int(checksum) != _checksum(texts, offsets, b"" if data is None else data):
+    if kind != _CHECKSUM or int(checksum) != _checksum(texts, offsets, zlib.crc32(b"" if data is None else data)):
         raise ValueError("the checksum of a batch is another one")
     for index, (row, name, kind, shape) in enumerate(zip(*texts, strict=True)):
         yield row, name, _decode(kind, shape, column[index].as_buffer())
@@ -183,12 +218,13 @@ def _cells(batch: pa.RecordBatch) -> Iterator[tuple[str, str, Any]]:
 # --- cells <-> (kind, shape, payload) --------------------------------------------------------------------------------
 
 
-def _encode(value: Any) -> tuple[str, str, Any]:
+def _encode(value: Any) -> tuple[str, str, Any, int]:
+    """Kind, shape, what is written as it is, and its size in bytes."""
     if type(value) is np.ndarray:
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if value.size else b""
-        return value.dtype.str, ",".join(map(str, value.shape)), flat
+        payload = (value if value.flags.c_contiguous else np.ascontiguousarray(value)) if value.size else b""
+        return _dtype_text(value.dtype), _shape_text(value.shape), payload, value.nbytes
     if isinstance(value, np.generic):
-        kind, payload = f"scalar:{value.dtype.str}", value.tobytes()
+        kind, payload = f"scalar:{_dtype_text(value.dtype)}", value.tobytes()
     elif type(value) is JsonText:
         kind, payload = "json", value.text
     elif type(value) is str:
@@ -197,7 +233,17 @@ def _encode(value: Any) -> tuple[str, str, Any]:
         kind, payload = "bytes", value
     else:
         kind, payload = type(value).__name__, repr(value).encode()
-    return kind, str(len(payload)), payload
+    return kind, str(len(payload)), payload, len(payload)
+
+
+@cache
+def _dtype_text(dtype: Any) -> str:
+    return str(dtype.str)
+
+
+@lru_cache(maxsize=1 << 12)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))
 
 
 def _decode(kind: str, shape: str, data: pa.Buffer) -> Any:

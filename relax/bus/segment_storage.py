@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relax.bus.cell import num_bytes, thaw
+from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
 from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, needed_bytes, read_segment
-from relax.bus.storage import freeze_rows
+from relax.bus.storage import freeze_rows, thaw_cells
 from relax.core.column import Column
 from relax.core.error import TransportError
 
@@ -68,10 +68,7 @@ class SegmentStorage:
         cells = self._rows.get(row)
         if cells is None:
             raise TransportError(f"row {row!r} is not in the segments; it was dropped or never put")
-        missing = [name for name in columns if name not in cells]
-        if missing:
-            raise TransportError(f"row {row!r} has no cells {missing}; present: {sorted(cells)}")
-        return {name: thaw(cells[name]) for name in columns}
+        return thaw_cells(row, cells, columns)
 
     def drop(self, row: str) -> None:
         """Forget a row; dropping one that is not here is fine."""

@@ -217,9 +217,7 @@ class BusState:
 
 
 def _subscription(data: Mapping[str, Json]) -> Subscription:
-    return Subscription(
-        data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"]
-    )
+    return Subscription(data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"])
 
 
 def _write_row(tree: Tree, row: Mapping[str, Json], lease: str) -> tuple[Node, frozenset[str], bool]:

@@ -41,11 +41,7 @@ class MemoryStorage:
         """The named cells. Raises TransportError when the row or a cell is not here."""
         if row not in self._rows:
             raise TransportError(f"row {row!r} is not in memory storage; it was dropped or never put")
-        cells = self._rows[row]
-        missing = [name for name in columns if name not in cells]
-        if missing:
-            raise TransportError(f"row {row!r} has no cells {missing}; present: {sorted(cells)}")
-        return {name: thaw(cells[name]) for name in columns}
+        return thaw_cells(row, self._rows[row], columns)
 
     def drop(self, row: str) -> None:
         """Forget a row; dropping one that is not here is fine."""
@@ -53,10 +49,27 @@ class MemoryStorage:
             self.num_bytes -= num_bytes(value)
 
 
-def freeze_rows(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def thaw_cells(row: str, cells: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """What a reader gets for the named cells of a row. Raises TransportError when one is not there."""
+    try:
+        return {name: thaw(cells[name]) for name in columns}
+    except KeyError:
+        missing = [name for name in columns if name not in cells]
+        raise TransportError(f"row {row!r} has no cells {missing}; present: {sorted(cells)}") from None
+
+
+class FrozenRows(dict[str, dict[str, Any]]):
+    """Rows that `freeze_rows`, or the queue, has checked and frozen already: a storage keeps these very cells."""
+
+
+def freeze_rows(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, Any]]) -> FrozenRows:
     """The cells as they are to be kept. Raises InvariantError (TQ1, TQ6)."""
+    if type(rows) is FrozenRows:
+        return rows
     for cells in rows.values():
         for name in cells:
             if name not in columns:
                 raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(columns)}")
-    return {row: {name: freeze(columns[name], value) for name, value in cells.items()} for row, cells in rows.items()}
+    return FrozenRows(
+        {row: {name: freeze(columns[name], value) for name, value in cells.items()} for row, cells in rows.items()}
+    )

@@ -5,14 +5,12 @@ question, so that a put never walks the group.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
 
 
-@dataclass(frozen=True, slots=True)
-class CellMark:
+class CellMark(NamedTuple):
     """A cell that was written: its content digest, its size, and the lease it was written under ("" is the admission)."""
 
     digest: str
@@ -126,7 +124,6 @@ class Tree:
                 for row, node in sorted(self.nodes.items())
             },
         }
-
 
     @staticmethod
     def load(group: GroupId, state: Mapping[str, Any]) -> "Tree":

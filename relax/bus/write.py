@@ -6,6 +6,8 @@ its errors: a plan either names every row to write, or an InvariantError leaves 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from relax.bus.lease import Lease
 from relax.bus.tree import Node, Tree, covers
@@ -17,12 +19,17 @@ FIRST, OTHER = "", "other"
 """Digests of a cell whose content is the first in its place, and of one that differs from it: the shell compares contents."""
 
 
-@dataclass(frozen=True, slots=True)
-class CellNote:
+class CellNote(NamedTuple):
     """A cell to be written, as the index sees it: a digest that is equal for equal contents, and bytes."""
 
     digest: str
     num_bytes: int
+
+
+@lru_cache(maxsize=1 << 12)
+def first_note(num_bytes: int) -> CellNote:
+    """The note of a cell whose content is the first in its place."""
+    return CellNote(FIRST, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +54,16 @@ def check_columns(columns: Mapping[str, Column], row: RowId, names: Collection[s
     """Raises InvariantError (TQ1) for a column that is unknown or belongs to another table."""
     table = table_of(row)
     for name in names:
-        if name not in columns:
+        column = columns.get(name)
+        if column is not None and column.table is table:
+            continue
+        if column is None:
             raise InvariantError("TQ1", f"row {row!r}: unknown column {name!r}; known: {sorted(columns)}")
-        if columns[name].table is not table:
-            raise InvariantError(
-                "TQ1",
-                f"row {row!r}: column {name!r} belongs to table {columns[name].table}, not {table}; "
-                "put it on the row of its own table",
-            )
+        raise InvariantError(
+            "TQ1",
+            f"row {row!r}: column {name!r} belongs to table {column.table}, not {table}; "
+            "put it on the row of its own table",
+        )
 
 
 def plan_write(
@@ -95,6 +104,8 @@ def _is_superseded(node: Node, lease: str, write: RowWrite) -> bool:
 
     The first content may already be in use, and the two must not mix. The same lease contradicting itself is an error.
     """
+    if write.children is None and node.cells.keys().isdisjoint(write.cells):
+        return False
     clashes = {
         name: node.cells[name].lease
         for name, note in write.cells.items()
@@ -148,6 +159,8 @@ def _check_children(node: Node | None, planned: Mapping[RowId, RowWrite], write:
 def _fresh_part(node: Node | None, write: RowWrite) -> RowWrite:
     """The write without what is already there: writing equal content again is a no-op."""
     if node is None:
+        return write
+    if node.cells.keys().isdisjoint(write.cells) and (write.children is None or node.declared is None):
         return write
     cells = {name: note for name, note in write.cells.items() if name not in node.cells}
     return RowWrite(write.id, cells, write.children if node.declared is None else None)

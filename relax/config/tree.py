@@ -190,7 +190,11 @@ class RunConfig(Config):
 
 def warnings_of(config: RunConfig) -> list[str]:
     """What is allowed but probably not meant, one sentence each, with the key path first."""
-    return [f"{path}: {text}" for found in (_sampling, _bias, _lengths, _evaluation, _unused) for path, text in found(config)]
+    return [
+        f"{path}: {text}"
+        for found in (_sampling, _bias, _survivors, _lengths, _evaluation, _unused)
+        for path, text in found(config)
+    ]
 
 
 def _sampling(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -221,6 +225,24 @@ def _bias(config: RunConfig) -> Iterator[tuple[str, str]]:
             "is 'requeue': late groups are dropped and sampled again with other seeds, so training sees fewer long answers than "
             "the policy writes; 'wait' and 'mask' keep them",
         )
+
+
+def _survivors(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for name, task in config.tasks.items():
+        for stage in config.stages:
+            names = {source_node(source).task for source in config.sources_of(stage)}
+            if (
+                name in names
+                and group_size_of(stage) > 1
+                and task.on_failure == "survivors"
+                and task.min_survivors == 1
+            ):
+                yield (
+                    f"tasks.{name}.min_survivors",
+                    f"is 1: stage {stage.name!r} compares siblings, and a group with one survivor has nothing to compare it with, so "
+                    "an algorithm with a baseline of the group learns nothing from it; set it to 2 or more",
+                )
+                break
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -153,9 +153,10 @@ def read_base(folder: Path) -> tuple[ModelOrigin, str]:
 def read_adapter(folder: Path) -> dict[str, Tensor]:
     """The tensors of an adapter file. Raises UserError when it is missing or damaged."""
     try:
-        return load_file(folder / WEIGHTS_FILE)
+        tensors: dict[str, Tensor] = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder} holds no usable adapter: {error}; use another checkpoint") from error
+    return tensors
 
 
 @torch.no_grad()

@@ -205,8 +205,8 @@ class Controller:
         live, gate, stage = self._current.live(), self.gate, self.stage
         if live is None or not gate.may_admit(live):
             return False
-        needed = (stage.end - gate.step) * gate.groups_per_step + gate.policy.oversample
-        return gate.taken + gate.outstanding < needed
+        steps = stage.end - gate.step
+        return steps > 0 and gate.taken + gate.outstanding < steps * gate.groups_per_step + gate.policy.oversample
 
     async def _admit(self, group: GroupId, prompt: Prompt) -> None:
         live = self._current.live()

@@ -261,7 +261,17 @@ class Run:
             end = first + node.steps
             if start < end:
                 await self._stage(index, first, max(first, start), end)
+            elif index == len(self._config.stages) - 1:
+                await self._complete(index, first, end)
             first = end
+
+    async def _complete(self, index: int, first: int, end: int) -> None:
+        """Every step was trained before the run was interrupted: what follows the last one is done now."""
+        self._progress.first, self._progress.end = first, end
+        self._snapshots.cursor = StageCursor(index, self._stage_place(index).source)
+        await self._begin_stage(index, end)
+        await self._settle_evaluation()
+        await self._snapshots.checkpoint()
 
     async def _stage(self, index: int, first: int, start: int, end: int) -> None:
         """Run steps `start .. end - 1` of a stage that began, in this process or an earlier one, at step `first`."""

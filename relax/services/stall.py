@@ -23,12 +23,20 @@ async def watch(mark: Callable[[], Any], report: Callable[[], str], stall_s: flo
 
 
 def _waiting() -> str:
-    """Every task of this loop with the innermost line of our code that it waits at."""
+    """Every task of this loop with its stack: our lines that it waits at, from the outermost to the innermost."""
     lines = []
     for task in asyncio.all_tasks():
-        frames = task.get_stack()
-        where = (
-            f"{frames[-1].f_code.co_filename.rpartition('relax/')[2]}:{frames[-1].f_lineno}" if frames else "finished"
-        )
-        lines.append(f"{task.get_name()} at {where}")
+        places = _stack(task.get_coro())
+        lines.append(f"{task.get_name()} at {' > '.join(places) or 'a library'}")
     return "; ".join(sorted(lines))
+
+
+def _stack(waiting: Any) -> list[str]:
+    """Follow what a coroutine awaits; a task's own `get_stack` shows only the outermost frame of one that waits."""
+    places: list[str] = []
+    while (frame := getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)) is not None:
+        _, ours, name = frame.f_code.co_filename.rpartition("relax/")
+        if ours:
+            places.append(f"{name}:{frame.f_lineno}")
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+    return places

@@ -68,11 +68,10 @@ class Control:
     def account(self) -> Account:
         return self.register.account
 
-    def begin_stage(self, stage: StageSetting, end: int, shell: Shell) -> None:
+    def begin_stage(self, stage: StageSetting) -> None:
         policy = GatePolicy(stage.over_age, stage.max_requeues, stage.oversample)
         self.gate.begin_stage(stage.groups_per_step, stage.max_staleness, stage.name, policy)
         self.again, self.retries, self.state = [], [], StepState()
-        self.enter(stage, end, shell)
 
     def enter(self, stage: StageSetting, end: int, shell: Shell) -> None:
         """The stage begins here, or goes on after a kill."""
@@ -129,8 +128,8 @@ class Control:
         live, gate = self.live(), self.gate
         if self.state.closing or live is None or not gate.may_admit(live):
             return False
-        needed = (self.end_step - gate.step) * gate.groups_per_step + gate.policy.oversample
-        return gate.taken + gate.outstanding < needed
+        steps = self.end_step - gate.step
+        return steps > 0 and gate.taken + gate.outstanding < steps * gate.groups_per_step + gate.policy.oversample
 
     # --- what roles report -------------------------------------------------------------------------------------------
 

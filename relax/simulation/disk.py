@@ -67,7 +67,7 @@ class Cells:
 
     # --- as recovery's storage ---
 
-    def scan(self) -> None:
+    def scan(self, segment: int | None = None) -> None:
         self.rows = {}
 
     def adopt(self, row: str, column: str) -> None:

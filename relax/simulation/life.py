@@ -115,12 +115,11 @@ class Life:
 
     def begin(self, stage: StageSetting, end: int, index: BusIndex | None) -> Shell:
         """Start the roles of a stage, on the bus that an interrupted run left if there is one."""
-        shell = self._shell(stage, index)
-        self.scene.oracle.ready = lambda: [(GroupId(c.id), c.ready_number) for c in shell.index.candidates("trainer")]
         if index is None:
-            self.control.begin_stage(stage, end, shell)
-        else:
-            self.control.enter(stage, end, shell)
+            self.control.begin_stage(stage)
+        shell = self._shell(stage, index)
+        self.control.enter(stage, end, shell)
+        self.scene.oracle.ready = lambda: [(GroupId(c.id), c.ready_number) for c in shell.index.candidates("trainer")]
         lease_s = ROLE_LEASE_S * 2
         trainer = self.trainer = Trainer(
             shell,

@@ -63,18 +63,20 @@ class World:
 
     def run(self) -> None:
         """Raises Violation, or whatever the code under attack raises."""
-        recovered, begun = None, False
-        while True:
-            try:
-                if begun:
-                    recovered = self._restart()
-                begun = True
-                self._plan_kill()
-                self._live(recovered)
-                break
-            except Killed:
-                self._past = self.events()
+        is_over = self._try(lambda: None)
+        while not is_over:
+            self._past = self.events()
+            is_over = self._try(self._restart)
         self._finish()
+
+    def _try(self, begin: Callable[[], RecoveredStage | None]) -> bool:
+        """One process; false when it was killed."""
+        self._plan_kill()
+        try:
+            self._live(begin())
+        except Killed:
+            return False
+        return True
 
     def _restart(self) -> RecoveredStage | None:
         """Another process: of the last one only what the disk holds is left."""
@@ -82,7 +84,6 @@ class World:
         self._life = self._new_life()
         if not self.disk.snapshots:
             self.oracle.forget()
-        self._plan_kill()
         recovered = self._life.recover()
         self._progress_at = self.timeline.now
         return recovered
@@ -90,9 +91,10 @@ class World:
     def _plan_kill(self) -> None:
         """The next kill is some events ahead, in the middle of a recovery too."""
         disk, setting = self.disk, self.setting.disk
-        last = disk.events[-1].number if disk.events else self._life.log.last_number
-        if self._kills and (disk.kill_at is None or disk.kill_at <= last):
+        disk.kill_at = None
+        if self._kills:
             self._kills -= 1
+            last = disk.events[-1].number if disk.snapshots and disk.events else 0
             disk.kill_at = last + self.random.randint(1, setting.gap)
             disk.torn = self.random.random() < setting.torn
 
@@ -150,13 +152,14 @@ class World:
         gate = GateState(1, 0, 0) if dump is None else GateState.load(dump)
         rows = max_rows(self.setting.stages[stage])
         index = BusIndex(COLUMNS, self._life.log, rows, max_bytes(rows))
-        if state is not None and state.stage == stage and state.bus is not None:
+        is_of_stage = state is not None and state.stage == stage
+        if state is not None and state.bus is not None and is_of_stage:
             index = BusIndex.load(state.bus, COLUMNS, self._life.log, rows, max_bytes(rows))
         for event in self.disk.tail(0 if state is None else state.event):
             gate.apply(event.kind, event.data)
-            if event.kind == "gate/stage":
-                index = BusIndex(COLUMNS, self._life.log, rows, max_bytes(rows))
-            index.apply(event.kind, event.data)
+            is_of_stage = is_of_stage or event.kind == "gate/stage"
+            if is_of_stage:  # the bus of the stage before is gone
+                index.apply(event.kind, event.data)
         if gate.dump() != control.gate.dump():
             raise Violation("TQ8", f"the gate is {control.gate.dump()}, its events say {gate.dump()}")
         if index.state() != shell.index.state():

@@ -40,10 +40,11 @@ class Trainer:
         self._receipts: list[Receipt] = []
         self._waiter: Waiter | None = None
         self._life = 0
+        self._is_publishing = False
 
     def seek(self) -> None:
         """Wait for groups, or finish the step when it holds all that it will get."""
-        control = self._control
+        control, self._is_publishing = self._control, False
         is_short = self._random.random() < self._stage.short_rate
         if is_short and not control.gate.is_retaking and control.gate.may_close():
             control.state.closing = True
@@ -61,7 +62,9 @@ class Trainer:
             self._close()
 
     def crash(self) -> None:
-        """The trainer dies before its step is applied."""
+        """The trainer dies before its step is applied. What follows until its version is out is the whole run's to lose."""
+        if self._is_publishing:
+            return
         self._life += 1
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -102,7 +105,7 @@ class Trainer:
         if not all(held):
             self.crash()  # a lease was lost: what was taken under it is on offer again
             return
-        receipts, self._receipts = self._receipts, []
+        receipts, self._receipts, self._is_publishing = self._receipts, [], True
         for receipt in receipts:
             self._shell.ack(receipt.lease)
         self._control.apply([group for receipt in receipts for group in receipt.groups if self._is_too_old(group)])

@@ -2,10 +2,12 @@
 
 import errno
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from relax.core.column import Column, Scope
+from relax.core.error import UserError
 from relax.core.id import Table
 
 COLUMNS = {
@@ -47,6 +49,16 @@ class TornFile(io.FileIO):
             raise OSError(errno.ENOSPC, "No space left on device")
         self._disk.free -= len(part)
         return super().write(part)
+
+
+def until_refused(write: Callable[[int], object]) -> tuple[int, UserError]:
+    """Call `write` with 0, 1, 2 ... until it is refused; how many it took, and the error."""
+    for number in range(1000):
+        try:
+            write(number)
+        except UserError as error:
+            return number, error
+    raise AssertionError("the disk never became full")
 
 
 def same(one: Any, other: Any) -> bool:

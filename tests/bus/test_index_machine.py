@@ -122,6 +122,37 @@ class BusMachine(RuleBasedStateMachine):
         self.numbers: dict[tuple[str, str], int] = {}
         self.admitted = 0
         self.rows_made = 0
+        self.twin: BusIndex | None = None
+        self.twin_number = 0
+
+    # --- restarts -------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.subscribed)
+    @rule(by=st.sampled_from(["dump", "replay"]))
+    def restart(self, by: str) -> None:
+        """The index is another object from now on: that of a snapshot, or that of the events (TQ8)."""
+        before, deadline = self.index.state(), self.index.next_deadline()
+        self.index = self._loaded() if by == "dump" else self._replayed()
+        assert self.index.state() == before
+        assert self.index.next_deadline() == deadline
+
+    @precondition(lambda self: self.model.subscribed)
+    @rule()
+    def snapshot(self) -> None:
+        """From here on the journal's tail will be replayed on top of the dump."""
+        self.twin, self.twin_number = self._loaded(), self.log.last_number
+
+    def _loaded(self) -> BusIndex:
+        dump = json.loads(json.dumps(self.index.dump()))
+        return BusIndex.load(dump, COLUMNS, self.log, MAX_ROWS, MAX_BYTES)
+
+    def _replayed(self) -> BusIndex:
+        return BusIndex.replay(self._wire(), COLUMNS, self.log, MAX_ROWS, MAX_BYTES)
+
+    def _wire(self, after: int = 0) -> list[Any]:
+        """Events as they would be read from a file."""
+        events = self.log.events(after)
+        return [type(e)(e.number, e.time_s, e.kind, json.loads(json.dumps(e.data))) for e in events]
 
     # --- groups and consumers ------------------------------------------------------------------------------------
 
@@ -385,11 +416,16 @@ class BusMachine(RuleBasedStateMachine):
             assert (counts.available, counts.leased, counts.acked) == (len(self.model.available(name)), held, acked)
 
     def teardown(self) -> None:
-        """Events as they would be read from a file rebuild the index."""
-        wire = [type(e)(e.number, e.time_s, e.kind, json.loads(json.dumps(e.data))) for e in self.log.events()]
-        replayed = BusIndex.replay(wire, COLUMNS, MemoryLog(_Still()), MAX_ROWS, MAX_BYTES)
-        assert replayed.state() == self.index.state()
-        assert replayed.next_deadline() == self.index.next_deadline()
+        """The events alone rebuild the index, and so does the newest snapshot with the events after it."""
+        rebuilt = [self._replayed()]
+        if self.twin is not None:
+            for event in self._wire(self.twin_number):
+                self.twin.apply(event.kind, event.data)
+            rebuilt.append(self.twin)
+        for other in rebuilt:
+            assert other.state() == self.index.state()
+            assert other.dump() == self.index.dump()
+            assert other.next_deadline() == self.index.next_deadline()
 
 
 BusMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)

@@ -1,4 +1,4 @@
-"""Cases A7 and A15, and G7, as facts about the whole package: what no file may do, so that the fault has nowhere to be.
+"""Cases A7, A15 and G7, and rules SE1 and SE2, as facts about the whole package: what no file may do, so that the fault has nowhere to be.
 
 Reads the source; a use that is right after all gets a line in the table that names who waits for it, and why.
 """
@@ -125,3 +125,65 @@ def test_case_a7_nothing_that_crosses_between_rooms_can_be_changed() -> None:
     } <= found.keys()
     assert {name for name, kind in found.items() if not kind.__dataclass_params__.frozen} == OPEN.keys()
     assert not {name for name, kind in found.items() if "__slots__" not in vars(kind)} - OPEN.keys()
+
+
+UNPICKLES = {
+    "relax/runtime/codec.py": "strict mode: what the same process has just pickled",
+    "relax/runtime/worker.py": "a worker's calls: what its parent has pickled; answers go back as JSON",
+}
+"""The only files that unpickle, and who pickled it."""
+LOADERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "torch", "marshal", "shelve"}
+
+
+UNSAFE = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)}
+
+
+def unpickling(source: str) -> Iterator[ast.AST]:
+    """Calls that may run what a file or a message holds."""
+    for call in calls({"load", "loads", "Unpickler", "open"}, source):
+        if (
+            isinstance(call.func, ast.Attribute)
+            and isinstance(call.func.value, ast.Name)
+            and call.func.value.id in LOADERS
+        ):
+            yield call
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+            yield from [node] * ((node.arg, node.value.value) in UNSAFE)
+
+
+def test_rule_se2_nothing_is_unpickled_that_came_from_outside() -> None:
+    assert {name for name, source in sources() if any(unpickling(source))} == UNPICKLES.keys()
+
+
+PORTS = {
+    "bind",
+    "create_server",
+    "start_server",
+    "start_unix_server",
+    "serve_forever",
+    "HTTPServer",
+    "ThreadingHTTPServer",
+}
+
+
+def test_rule_se1_no_file_opens_a_port() -> None:
+    """There is no server yet; the one that comes binds to loopback, and gets a test of that in place of this one."""
+    assert files_that_call(PORTS) == set()
+    assert not [name for name, source in sources() if "uvicorn" in source]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "pickle.loads(data)",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+    ],
+)
+def test_the_check_sees_what_unpickles(source: str) -> None:
+    assert list(unpickling(source))
+    assert not list(
+        unpickling("json.loads(text); np.load(path); AutoModel.from_pretrained(path, trust_remote_code=False)")
+    )

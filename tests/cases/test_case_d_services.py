@@ -1,4 +1,4 @@
-"""Case D1 where the application decides on temperatures: reference, trainer, engines, evaluation and the probe."""
+"""Cases D1 and D10 where the application decides: the temperatures of whoever scores, and groups of one survivor."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from relax.config.tree import warnings_of
 from relax.core.batch import TrainRow
 from relax.core.completion import frozen
 from relax.core.error import ConfigError
@@ -78,3 +79,16 @@ def test_case_d1_a_rollout_without_a_temperature_is_refused(tmp_path: Path, temp
     """slime#2297: greedy rollouts have no logprobs to train on."""
     with pytest.raises(ConfigError, match=r"rollout\.sampling\.temperature"):
         tiny_config(tmp_path, rollout={"sampling": {"temperature": temperature, "max_tokens": 3}})
+
+
+@pytest.mark.parametrize(
+    ("task", "count"),
+    [({"min_survivors": 1}, 1), ({"min_survivors": 2}, 0), ({}, 0), ({"min_survivors": 1, "on_failure": "drop"}, 0)],
+)
+def test_case_d10_a_group_of_one_survivor_is_warned_about(tmp_path: Path, task: dict[str, object], count: int) -> None:
+    """AReaL#1474: its advantage is zero by policy; whoever accepts such groups is told so, once for each task."""
+    tree = tiny_tree(tmp_path)
+    tasks = {"addition": {**tree["tasks"]["addition"], **task}}
+    warnings = [text for text in warnings_of(tiny_config(tmp_path, tasks=tasks)) if "min_survivors" in text]
+    assert len(warnings) == count
+    assert all("tasks.addition.min_survivors: is 1: stage 'rl'" in text for text in warnings)

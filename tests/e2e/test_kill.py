@@ -87,7 +87,8 @@ def test_rule_rr3_a_deterministic_run_killed_at_any_event_ends_with_the_same_bit
     expected, weights = outcome(whole), final_weights(load_config([whole]))
     paths = []
     jobs = []
-    for number, points in enumerate(kill_points(last_event(load_config([whole])), 5, snapshot_every)):
+    last = last_event(load_config([whole]))
+    for number, points in enumerate([*kill_points(last, 4, snapshot_every), [last]]):
         paths.append(recipe(tmp_path, f"killed-{number}", 0, True, training=training))
         jobs += jobs_of(paths[-1], points)
     play(jobs)

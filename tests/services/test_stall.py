@@ -4,7 +4,15 @@ import asyncio
 
 import pytest
 
+from relax.bus.log import MemoryLog
+from relax.bus.queue import TransferQueue
+from relax.bus.row import RowPut, Subscription
+from relax.bus.storage import MemoryStorage
+from relax.core.column import COLUMNS
 from relax.core.error import RelaxError
+from relax.core.id import Table
+from relax.runtime.clock import LoopClock
+from relax.services.consume import consume
 from relax.services.stall import watch
 
 
@@ -20,3 +28,20 @@ async def test_rule_rr7_progress_keeps_the_watch_quiet() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await watch(lambda: next(numbers), lambda: "", 0.005)
+
+
+async def nothing(fetched: object) -> list[RowPut]:
+    return []
+
+
+async def test_rule_rr5_a_role_without_progress_is_reported_with_its_stack() -> None:
+    """The whole way from the role's loop to what it waits at, not the loop alone."""
+    clock = LoopClock()
+    bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), MemoryLog(clock), clock, 10, 1000)
+    await bus.subscribe(Subscription("judge", Table.group, ("prompt",)))
+    role = asyncio.create_task(consume(bus, "judge", 1, nothing), name="the judge")
+    with pytest.raises(RelaxError, match=r"the judge at services/consume\.py:\d+ > bus/queue\.py:\d+"):
+        await watch(lambda: 7, lambda: "", 0.01)
+    role.cancel()
+    await asyncio.gather(role, return_exceptions=True)
+    await bus.close()
