@@ -74,7 +74,8 @@ class SourceConfig(ComponentConfig):
 
     @rule
     def one_reference(self) -> Iterator[Violation]:
-        if self.preference and self.reference_key is not None and "reference_key" in self.model_fields_set:
+        usual = type(self).model_fields["reference_key"].default  # a run's own configuration names every key
+        if self.preference and self.reference_key not in (None, usual):
             yield ("reference_key",), "is set, and so are fields.chosen and fields.rejected; a record has one reference"
 
 

@@ -105,7 +105,11 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
             tasks.start("rollout", rollout.run(), endless=True)
         elif role == "demonstration":
             demonstration = Demonstration(
-                bus_access, controller, crew.renderer, setup.rollout.limits.max_context_tokens
+                bus_access,
+                controller,
+                crew.renderer,
+                setup.rollout.limits.max_context_tokens,
+                setup.algorithm.demonstrates,
             )
             tasks.start("demonstration", demonstration.run(), endless=True)
         elif role == "reward":

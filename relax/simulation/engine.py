@@ -47,6 +47,7 @@ class Engine:
         self.weights: int | None = None
         self.is_paused = False
         self.mode: LoadMode = "recompute"
+        self._resumed: LoadMode = "recompute"
         self.running: dict[Request, None] = {}
         self.waiting: deque[Request] = deque()
         self.drained: Callable[[], None] | None = None
@@ -105,8 +106,8 @@ class Engine:
         if self.weights != self._contents[self.holds]:
             raise Violation("WS6", f"{self.name} samples from other weights than version {self.holds}")
         is_mixed = request.cached != self.weights
-        if is_mixed and self.mode != "keep":
-            raise Violation("WS6", f"{self.name} goes on with old key-values under {self.mode}")
+        if is_mixed and self._resumed != "keep":
+            raise Violation("WS6", f"{self.name} goes on with old key-values under {self._resumed}")
         request.versions += [self.holds] * count
         request.mixed += [is_mixed] * count
         request.left -= count
@@ -154,7 +155,7 @@ class Engine:
 
     def resume(self) -> None:
         self.is_paused = False
-        self.drained = None
+        self.drained, self._resumed = None, self.mode
         for request in list(self.running):
             if self.mode != "keep" and self.weights is not None:
                 request.cached = self.weights  # prefilled again

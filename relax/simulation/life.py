@@ -145,8 +145,6 @@ class Life:
 
     def _shell(self, stage: StageSetting, index: BusIndex | None) -> Shell:
         rows, scene = max_rows(stage), self.scene
-        if index is None:
-            scene.truth = BusTruth(rows, max_bytes(rows))
         return Shell(
             self.timeline,
             self.log,

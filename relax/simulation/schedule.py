@@ -55,7 +55,10 @@ class World:
         return [*self._past, *self._life.log.events()][-self._keep :]
 
     def _observe(self, event: Event) -> None:
-        """An event has reached the disk."""
+        """An event has reached the disk. A stage begins with a bus of its own."""
+        if event.kind == "gate/stage":
+            stage = next(stage for stage in self.setting.stages if stage.name == event.data["name"])
+            self.truth = BusTruth(max_rows(stage), max_bytes(max_rows(stage)))
         self.oracle.observe(event)
         self.truth.observe(event.kind, event.data)
 

@@ -10,12 +10,15 @@ import pytest
 
 from relax.bus.row import Fetched
 from relax.core.batch import Measure, merge_measures
+from relax.core.completion import frozen
+from relax.core.id import group_id
 from relax.services.ledger import Ledger
 from relax.services.monitors.hub import MAX_SERIES, MonitorHub
 from relax.services.outline import outline_of
 from relax.services.show import GroupView, read_group
 from relax.services.statistic import StepStatistics
 from relax.services.summary import summarize
+from relax.services.train_group import TrainGroup
 from tests.services.recorder import Gated, Raising, Recorder
 from tests.services.story import story_config, write_story
 
@@ -142,12 +145,13 @@ def test_case_l6_the_logged_reward_is_the_mean_over_what_was_trained() -> None:
     statistics = StepStatistics(3)
     turns = {"turns": [[0, 2, 5, "stop", "x"]], "messages": [], "end": "done", "info": {}}
     rewards = {"a": 1.0, "b": 0.0, "c": None}
-    fetched = Fetched(("a", "b", "c"), {id: {"reward": reward, "turns": turns} for id, reward in rewards.items()})
-    statistics.add_group(["a", "b", "c"], fetched, 6)
+    fetched = Fetched(tuple(rewards), {id: {"reward": reward, "turns": turns} for id, reward in rewards.items()})
+    masks = {id: frozen(np.array([False, False, True, True, reward is not None])) for id, reward in rewards.items()}
+    statistics.add_group(TrainGroup(group_id(0), (), fetched, masks))
     metrics = statistics.metrics({"policy/ratio_mean": Measure(6.0, 4.0), "policy/entropy": Measure(0.0, 0.0)})
     assert metrics["reward/trained"] == 0.5
     assert metrics["rollout/tokens/mean"] == 3.0
-    assert metrics["train/tokens"] == 6
+    assert metrics["train/tokens"] == 3 + 3 + 2
     assert metrics["policy/ratio_mean"] == 1.5
     assert "policy/entropy" not in metrics
 

@@ -5,7 +5,7 @@ run directory is copied as a kill would leave it. Another process then goes on f
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +28,11 @@ from relax.services.access import TRAINER, StepOutcome
 from relax.services.account import Account
 from relax.services.controller import Controller, GateSampler, GroupSize, StageBounds
 from relax.services.gate import Gate
-from relax.services.ledger import GroupRow, Ledger, SampleRow, TrajectoryRow
+from relax.services.ledger import Ledger
 from relax.services.projection import Projection
 from relax.services.recovery import Recovery, StagePlace, recover
 from relax.services.register import Register
-from relax.services.resume import RunState, newest_state
+from relax.services.resume import RunState, complete_states, newest_state
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
 from relax.training.checkpoint import CheckpointStore
@@ -111,18 +111,19 @@ class Record:
 
 @dataclass
 class Life:
-    """One process of the run in `folder`. `crash_at` are events at which the folder is copied, and numbers of snapshots being
-    written as negative numbers; `crashes` are those copies."""
+    """One process of the run in `folder`. `crash_at` counts its events from 0: at those the folder is copied; negative numbers
+    are snapshots while they are written. `crashes` are the copies. `luck` is another course of the same plan."""
 
     folder: Path
     plan: Plan
     crash_at: frozenset[int] = frozenset()
     luck: int = 0
+    records_all: bool = False
     records: dict[int, Record] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     crashes: dict[int, Path] = field(default_factory=dict)
     metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    on_event: Callable[[Event], None] = lambda event: None
+    rows: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -154,7 +155,6 @@ class Life:
         self.state: RunState | None = None
         self.index: BusIndex | None = None
         self.version = 0
-        self.first_own_event = 1
         self.held: list[tuple[Receipt, list[int]]] = []
         self._written = 0
 
@@ -190,7 +190,7 @@ class Life:
             self.source = Learner()
             return
         assert self.state is not None
-        self.snapshots.adopt(self.state)
+        self.snapshots.adopt(complete_states(self.store))
         self.version = self.state.step
         recovered = recover(self.state, self.journal, self.log, self.controller, self.place)
         self.index = None if recovered is None else recovered.index
@@ -227,15 +227,21 @@ class Life:
     def _sink(self, event: Event) -> None:
         if self.journal is not None:
             self.journal.write(event)
-        before = self.records.setdefault(event.number - 1, Record())
+        if self.records_all:
+            self._record(event.number)
+        self.events.append(event)
+        self._crash(len(self.events) - 1)
+
+    def _record(self, number: int) -> None:
+        before = self.records.setdefault(number - 1, Record())
         before.register, before.mood = copied(self.register.dump()), self.source.mood
         bus = None if self.bus is None else copied(self.bus._index.state())
-        self.records[event.number] = Record(copied(self.gate.dump()), bus)
-        if not self.events:
-            self.first_own_event = event.number
-        self.events.append(event)
-        self._crash(event.number)
-        self.on_event(event)
+        self.records[number] = Record(copied(self.gate.dump()), bus)
+
+    @property
+    def first_event(self) -> int:
+        """The first event of this process."""
+        return self.events[0].number
 
     def _crash(self, point: int) -> None:
         if point in self.crash_at:
@@ -404,12 +410,10 @@ def rows_of(ledger: Ledger, up_to: int | None = None) -> dict[str, tuple[Any, ..
     return found
 
 
-def takes_of(events: Sequence[Event], up_to: int) -> dict[int, list[tuple[str, ...]]]:
-    """The portions that the trainer took in each step, in order, by the events up to `up_to`."""
+def takes_of(events: Sequence[Event]) -> dict[int, list[tuple[str, ...]]]:
+    """The portions that the trainer took in each step, in order."""
     step, found = 0, dict[int, list[tuple[str, ...]]]()
     for event in events:
-        if event.number > up_to:
-            break
         if event.kind == "bus/lease" and event.data["consumer"] == TRAINER:
             found.setdefault(step, []).append(tuple(event.data["units"]))
         elif event.kind in ("gate/advance", "gate/rollback"):
@@ -417,5 +421,3 @@ def takes_of(events: Sequence[Event], up_to: int) -> dict[int, list[tuple[str, .
             found = {known: portions for known, portions in found.items() if known < step}
     return found
 
-
-ROWS = (GroupRow, TrajectoryRow, SampleRow)
