@@ -24,7 +24,7 @@ from relax.services.access import TRAINER
 from relax.services.controller import Controller, StepState, next_attempt
 from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS
 from relax.services.gate_state import Take
-from relax.services.register import Ending
+from relax.services.register import Ending, Register
 from relax.services.resume import RunState
 
 ATTEMPT = 3
@@ -148,10 +148,12 @@ class Recovery:
                 f"the journal does not hold what the snapshot of step {self._state.step} needs: {error}; bring its files "
                 "back, or remove the whole folder journal to resume from the snapshot alone"
             ) from error
-        for group, prompt in self._register.outstanding():
-            if self._gate.holds(group):
-                bounds = self._gate.base_of(group), self._gate.deadline_of(group)
-                self._register.projection.admitted(group, prompt, *bounds, self._place.name)
+        bounds = {
+            group: entry for take in self._gate.retakes for group, entry in zip(take.groups, take.entries, strict=True)
+        }
+        for group in filter(self._gate.holds, self._register.account.outstanding_groups()):
+            bounds[group] = self._gate.base_of(group), self._gate.deadline_of(group)
+        _show_outstanding(self._register, bounds, self._state.step, self._place.name)
         self._register.restore_unsettled(controller["register"], self._read, self._place.name)
 
     def _adopt_all(self) -> None:
@@ -320,6 +322,12 @@ class Recovery:
                     self._journal.storage.drop(row)
 
 
+def _show_outstanding(register: Register, bounds: Mapping[GroupId, tuple[int, int]], step: int, stage: str) -> None:
+    """Tell the ledger's projection of every group that may end; one that has no place at the gate now gets bounds with its next."""
+    for group, prompt in register.outstanding():
+        register.projection.admitted(group, prompt, *bounds.get(group, (step, step)), stage)
+
+
 _BEFORE: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
     "gate/stage": Recovery._begin_stage,
     "gate/end": Recovery._ended,
@@ -357,7 +365,9 @@ def recover(
     log.start_at(state.event + 1)
     controller.gate.reset(state.step)
     register.restore(state.controller["register"])
-    register.restore_unsettled(state.controller["register"], lambda group: Fetched((), {}), stage_at(state.stage).name)
+    stage = stage_at(state.stage).name
+    _show_outstanding(register, {}, state.step, stage)
+    register.restore_unsettled(state.controller["register"], lambda group: Fetched((), {}), stage)
     register.settled(register.unsettled(state.step))
     retries = [prompt_from_json(prompt) for prompt in state.controller["retries"]]
     controller.restore([group for group, _ in register.outstanding()], StepState(), retries)

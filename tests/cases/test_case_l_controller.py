@@ -9,6 +9,7 @@ import pytest
 
 from relax.bus import lease
 from relax.core.id import group_of, index_of, parent_of, table_of
+from relax.services.account import END_STATES, MAX_REASONS
 from tests.services.stage_world import StageWorld, stage_world
 
 
@@ -51,5 +52,6 @@ async def test_case_l7_a_long_stage_holds_no_more_than_a_short_one(
         assert world.controller.gate.step == 160
         growth = [after - before for before, after in pairwise(held)]
         assert min(growth) < 4_000, f"{growth}: what is kept of forty steps; a leak of anything shows in every window"
+        assert len(world.controller.account.reasons) <= MAX_REASONS + len(END_STATES)
         assert (await world.bus.status()).groups < 16
         assert world.ledger.counts() == {"trained": 320, "failed": 160}

@@ -238,11 +238,6 @@ class Life:
         bus = None if self.bus is None else copied(self.bus._index.state())
         self.records[number] = Record(copied(self.gate.dump()), bus)
 
-    @property
-    def first_event(self) -> int:
-        """The first event of this process."""
-        return self.events[0].number
-
     def _crash(self, point: int) -> None:
         if point in self.crash_at:
             copy = self.folder.with_name(f"{self.folder.name}-{point}")
@@ -259,7 +254,15 @@ class Life:
         first = self.gate.step
         size = GroupSize(plan.siblings, 1 + 2 * plan.siblings, 4000)
         bounds = StageBounds(
-            "only", first, plan.steps, plan.groups_per_step, plan.staleness, size, 3, max_empty_steps=99, max_nonfinite_steps=99
+            "only",
+            first,
+            plan.steps,
+            plan.groups_per_step,
+            plan.staleness,
+            size,
+            3,
+            max_empty_steps=99,
+            max_nonfinite_steps=99,
         )
         begin = controller.begin_stage if self.index is None else controller.continue_stage
         controller.register.observe = self.source.observe
@@ -314,7 +317,16 @@ class Life:
 
     async def _act(self) -> None:
         """One thing that a role does, if there is something to do for it."""
-        acts = [self._begin_group, self._put, self._put, self._put, self._score, self._score, self._decide, self._decide]
+        acts = [
+            self._begin_group,
+            self._put,
+            self._put,
+            self._put,
+            self._score,
+            self._score,
+            self._decide,
+            self._decide,
+        ]
         await self.random.choice([*acts, self._lose])()
 
     def _has(self, consumer: str) -> bool:
@@ -420,4 +432,3 @@ def takes_of(events: Sequence[Event]) -> dict[int, list[tuple[str, ...]]]:
             step = event.data["step"]
             found = {known: portions for known, portions in found.items() if known < step}
     return found
-

@@ -16,7 +16,10 @@ from relax.core.id import GroupId
 from relax.core.protocol import Candidate
 from relax.engines.routing import Routing, Seat
 from relax.services.gate import Gate
+from relax.services.gate_state import GateState
+from relax.services.recovery import Recovery, TakeLog
 from relax.simulation.schedule import simulate_schedule
+from relax.simulation.trainer import Trainer
 from relax.simulation.violation import Failure
 from relax.weights import update
 from relax.weights.update import Phase
@@ -39,7 +42,7 @@ def ignore_base_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_without_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     def may_take(self: Gate, group: GroupId) -> bool:
-        return group in self._outstanding and not self.is_full
+        return group in self._state.outstanding and not self.is_full
 
     monkeypatch.setattr(Gate, "may_take", may_take)
 
@@ -50,7 +53,7 @@ def close_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def admit_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def may_admit(self: Gate, live: int) -> bool:
-        room = (live - self.step + self.max_staleness + 1) * self.groups_per_step
+        room = (live - self.step + self.max_staleness + 1) * self.groups_per_step + self.policy.oversample
         return self.taken + self.outstanding <= room
 
     monkeypatch.setattr(Gate, "may_admit", may_admit)
@@ -97,20 +100,14 @@ def test_a_lease_that_does_not_come_back_is_caught(patch: Patch, monkeypatch: py
 
 
 def keep_place_of_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gate, "end", lambda self, group: group in self._outstanding)
+    monkeypatch.setitem(GateState.apply.__globals__["_APPLIERS"], "gate/end", lambda self, data: None)
 
 
 def keep_deadline_of_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = Gate.end
+    def leaking(self: GateState, data: Any) -> None:
+        self.outstanding.pop(data["group"], None)
 
-    def leaking(self: Gate, group: GroupId) -> bool:
-        entry = self._outstanding.get(group)
-        ended = end(self, group)
-        if entry is not None:
-            self._deadlines[entry.deadline] += 1
-        return ended
-
-    monkeypatch.setattr(Gate, "end", leaking)
+    monkeypatch.setitem(GateState.apply.__globals__["_APPLIERS"], "gate/end", leaking)
 
 
 def keep_engine_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,13 +187,14 @@ def take_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raise_base_after_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: Gate, group: GroupId, live: int) -> int:
-        entry = self._outstanding.get(group) or self._taken[group]
-        if live > entry.base:
-            self._move(entry, live)
-        return entry.base
+    start = Gate.start
 
-    monkeypatch.setattr(Gate, "start", start)
+    def forgetful(self: Gate, group: GroupId, live: int) -> int:
+        if group in self._state.outstanding:
+            self._state.outstanding[group].started = False
+        return start(self, group, live)
+
+    monkeypatch.setattr(Gate, "start", forgetful)
 
 
 @pytest.mark.parametrize(("patch", "rule"), [(take_in_order_of_arrival, "ST3"), (raise_base_after_first_token, "ST2")])
@@ -207,3 +205,112 @@ def test_what_has_no_quick_consequence_is_caught_by_its_formula(
     failure = first_failure(only_consequences=False)
     assert failure is not None
     assert failure.rule == rule, failure.text()
+
+
+# --- late groups, surplus (ST5) --------------------------------------------------------------------------------------
+
+
+def wait_for_late_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "late", lambda self, candidates: ())
+
+
+def set_aside_what_is_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Gate, candidates: Sequence[Candidate]) -> tuple[GroupId, ...]:
+        ready = {candidate.id for candidate in candidates}
+        is_waiting = self.policy.over_age == "wait" or self.is_full
+        return () if is_waiting else tuple(group for group in self._state.outstanding if group not in ready)
+
+    monkeypatch.setattr(Gate, "late", late)
+
+
+def requeue_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "_may_set_aside", lambda self, attempt: True)
+
+
+def give_late_groups_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_aside(self: Gate, late: Sequence[GroupId]) -> None:
+        for group in late:
+            self._commit("gate/move", {"group": group, "base": self.base_of(group), "deadline": self.step + 2})
+
+    monkeypatch.setattr(Gate, "_set_aside", set_aside)
+
+
+def keep_surplus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "surplus", lambda self: ())
+
+
+def forget_requeued_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax.simulation.control.next_attempt", lambda prompt: prompt)
+
+
+def train_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "_is_too_old", lambda self, group: False)
+
+
+@pytest.mark.parametrize(
+    ("patch", "rules"),
+    [
+        (wait_for_late_groups, ("ST5",)),
+        (set_aside_what_is_not_due, ("ST5",)),
+        (requeue_for_ever, ("ST5",)),
+        (give_late_groups_two_steps, ("ST5",)),
+        (keep_surplus, ("ST4",)),
+        (forget_requeued_prompts, ("AC2", "AC3")),
+        (train_without_a_token, ("ST5",)),
+    ],
+)
+def test_a_broken_answer_to_late_groups_is_caught(
+    patch: Patch, rules: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch(monkeypatch)
+    failure = first_failure(only_consequences=False)
+    assert failure is not None
+    assert failure.rule in rules, failure.text()
+
+
+# --- kills (AC2, RR2, TQ8) -------------------------------------------------------------------------------------------
+
+
+def take_again_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = GateState.pending.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(GateState, "pending", property(lambda self: list(reversed(pending(self)))))
+
+
+def forget_a_portion_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GateState, "_is_retaken", lambda self, group: False)
+
+
+def forget_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recovery, "_roll_back", lambda self: None)
+
+
+def keep_groups_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recovery, "_withdraw", lambda self: None)
+
+
+def keep_released_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakeLog, "give_back", lambda self, lease: None)
+
+
+def lose_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The applier of one kind of event is missing in a replay."""
+    apply = Gate.apply
+    monkeypatch.setattr(Gate, "apply", lambda self, kind, data: kind == "gate/start" or apply(self, kind, data))
+
+
+@pytest.mark.parametrize(
+    ("patch", "rules"),
+    [
+        (take_again_in_another_order, ("RR2",)),
+        (forget_a_portion_that_came_back, ("AC1", "RR2")),
+        (forget_what_was_trained, ("RR2", "AC1", "ST7", "TQ2", "progress")),
+        (keep_groups_without_rows, ("AC1", "AC2", "ST1", "ST3", "TQ2", "TQ8", "progress")),
+        (keep_released_takes, ("RR2",)),
+        (lose_an_event, ("ST1", "ST2", "ST3", "ST4", "AC1")),
+    ],
+)
+def test_a_broken_recovery_is_caught(patch: Patch, rules: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(monkeypatch)
+    failure = first_failure(only_consequences=False)
+    assert failure is not None
+    assert failure.rule in rules, failure.text()

@@ -35,7 +35,8 @@ def test_the_events_of_schedules_show_what_they_attack() -> None:
         kinds |= {line.split()[1] for line in history(seed)}
     assert kinds >= {
         *("bus/expire", "bus/release", "bus/late", "bus/settle", "bus/end"),
-        *("gate/raise", "gate/put_back", "gate/end", "gate/stage"),
+        *("gate/start", "gate/put_back", "gate/end", "gate/stage", "gate/move"),
+        *("gate/rollback", "gate/retake", "gate/withdraw", "bus/unack"),
         *("sim/crash", "sim/failed", "sim/live", "sim/publish"),
     }
 
