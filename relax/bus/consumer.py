@@ -77,8 +77,7 @@ class Consumer:
 
     def scan(self, tree: Tree) -> bool:
         """See a group that was there before the subscription. True when something became available."""
-        rows = list(tree.root.descendants(self.table))
-        return self._see_rows(tree, rows)
+        return self._see_rows(tree, tree.root.descendants(self.table))
 
     def observe(self, tree: Tree, changes: Collection[tuple[Node, frozenset[str], bool]]) -> bool:
         """See what a put changed: per row, the columns it got and whether it is new. True when something became available."""

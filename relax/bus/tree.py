@@ -4,7 +4,7 @@ Owned by `BusState`. Holds digests and sizes, never cells. Counters make "is eve
 question, so that a put never walks the group.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
@@ -36,13 +36,12 @@ class Node:
         self.cells: dict[str, CellMark] = {}
         self.complete_for: set[str] = set()
 
-    def descendants(self, table: Table) -> Iterator["Node"]:
+    def descendants(self, table: Table) -> list["Node"]:
         """Rows of `table` at or below this one, in id order."""
-        if self.table == table:
-            yield self
-            return
-        for index in sorted(self.children):
-            yield from self.children[index].descendants(table)
+        found = [self]
+        while found and found[0].table is not table:
+            found = [node.children[index] for node in found for index in sorted(node.children)]
+        return found
 
 
 class Tree:

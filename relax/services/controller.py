@@ -25,7 +25,6 @@ from relax.services.register import Ending, Register
 from relax.services.signal import Signal
 from relax.services.verdict import empty_steps, lost_in_one_step, nonfinite_steps
 
-
 STAGE_ENDED = "the stage ended"
 
 
@@ -200,7 +199,7 @@ class Controller:
         return self.register.next_group(), prompt
 
     def _may_admit(self) -> bool:
-        if self._state.closing or self._stopping:
+        if self._state.closing or self._stopping or self._requeued:  # requeued prompts come before new ones
             return False
         live, gate, stage = self._current.live(), self.gate, self.stage
         if live is None or not gate.may_admit(live):

@@ -73,6 +73,7 @@ class Projection:
         self._metrics: dict[int, dict[str, float]] = {}
         self._notes: dict[str, Json] = {}
         self._tally = Tally()
+        self._passed: dict[int, dict[str, float]] = {}
         self.sampled_tokens = 0
         self.wasted_tokens = 0
 
@@ -101,7 +102,7 @@ class Projection:
                 row = _trajectory_row(id, fetched, event)
                 rows.append(row)
                 sampled += row.tokens
-                if not recount:
+                if not recount and step not in self._passed:
                     self._count(admission, row, fetched)
             elif table_of(id) is Table.sample:
                 rows.append(_sample_row(id, fetched, event))
@@ -146,9 +147,15 @@ class Projection:
         if len(self._shown) < SHOWN:
             self._shown.append(_shown(admission, row))
 
+    def passed(self, step: int) -> None:
+        """In a replay: the step was over before the restart. When it is trained again it reports what it did the first time."""
+        if step not in self._passed:
+            self._passed[step] = self._tally.take()
+
     def stepped(self, outcome: StepOutcome, counts: Mapping[str, Json], lost: int, bus: BusStatus) -> None:
         """A step is over; its metrics are complete."""
-        metrics = {**outcome.metrics, **self._tally.take()}
+        passed = self._passed.pop(outcome.step, None)
+        metrics = {**outcome.metrics, **(self._tally.take() if passed is None else passed)}
         for name in ("admitted", "trained", "filtered", "failed", "dropped", "outstanding"):
             metrics[f"ledger/{name}"] = counts[name]
         metrics |= {"bus/rows": bus.rows, "bus/bytes": bus.num_bytes, "bus/late": bus.late}

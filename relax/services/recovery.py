@@ -6,7 +6,7 @@ no snapshot covers are trained again as they were taken, and groups that lost th
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 
 from relax.bus.index import BusIndex
@@ -160,8 +160,7 @@ class Recovery:
         assert self._state.bus is not None
         for tree in self._state.bus["groups"].values():
             for row, known in tree["rows"].items():
-                for column in known["cells"]:
-                    self._journal.storage.adopt(row, column)
+                self._adopt_row(row, known["cells"])
 
     def _tail(self, up_to: int | None) -> Iterator[Event]:
         for event in self._journal.tail(self._state.event):
@@ -176,6 +175,8 @@ class Recovery:
 
     def _replay(self, event: Event) -> None:
         kind, data = event.kind, event.data
+        if kind == "bus/settle":
+            data = self._final(data)
         before = _BEFORE.get(kind)
         if before is not None:
             before(self, data)
@@ -190,8 +191,13 @@ class Recovery:
         """Find the cells that an event names, before anything of it is applied."""
         rows = data["rows"] if kind == "bus/put" else [{"id": data["group"], **data}] if kind == "bus/admit" else ()
         for row in rows:
-            for column in row["cells"]:
-                self._journal.storage.adopt(row["id"], column)
+            self._adopt_row(row["id"], row["cells"])
+
+    def _adopt_row(self, row: str, columns: Collection[str]) -> None:
+        for column in columns:
+            self._journal.storage.adopt(row, column)
+        if not columns:
+            self._journal.storage.put({row: {}})  # there is nothing of it in a segment
 
     def _begin_stage(self, data: Mapping[str, Json]) -> None:
         self._number += 1
@@ -240,6 +246,8 @@ class Recovery:
 
     def _stepped(self, data: Mapping[str, Json]) -> None:
         step = data["step"] - 1
+        if self._gate.is_retaking:  # the gate keeps all portions of a step that is taken again, in order
+            self._takes.portions[step] = [take for take in self._gate.retakes if take.step == step]
         self._on_step(step, self._takes.of(range(step, step + 1)), self._read)
         for group in map(GroupId, data["groups"]):
             is_old = group in data["over_age"]
@@ -247,8 +255,14 @@ class Recovery:
             self._register.stepped(group, self._read(group), ending, self._gate.is_retaking)
         for group in map(GroupId, data["surplus"]):
             self._register.ended(group, self._read(group), "dropped", SURPLUS)
+        self._register.projection.passed(step)
         if not self._gate.is_retaking:
             self._steps.lost = 0
+
+    def _final(self, data: Mapping[str, Json]) -> dict[str, Json]:
+        """Of groups that were settled those that this snapshot covers. What only a later one did, which is gone, is trained again."""
+        covered = set(self._register.unsettled(self._state.step))
+        return {"groups": [group for group in data["groups"] if group in covered]}
 
     def _settled(self, data: Mapping[str, Json]) -> None:
         self._register.settled(map(GroupId, data["groups"]))
@@ -269,9 +283,6 @@ class Recovery:
         if data["consumer"] == TRAINER and not self._gate.is_retaking:
             groups = [GroupId(unit) for unit in data["units"]]
             self._takes.add(self._gate.portion(self._gate.step, groups), data["lease"])
-
-    def _retaken(self, data: Mapping[str, Json]) -> None:
-        self._takes.add(self._gate.portion(data["step"], [GroupId(group) for group in data["groups"]]))
 
     def _returned(self, data: Mapping[str, Json]) -> None:
         for lease in data["leases"]:
@@ -341,7 +352,6 @@ _AFTER: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
     "gate/move": Recovery._raised,
     "gate/change": Recovery._changed,
     "gate/withdraw": Recovery._withdrawn,
-    "gate/retake": Recovery._retaken,
     "bus/lease": Recovery._leased,
     "bus/release": Recovery._returned,
     "bus/expire": Recovery._returned,
@@ -361,8 +371,11 @@ def recover(
         recovered = recovery.run()
         recovery.finish()
         return recovered
+    if journal is not None and state.bus is not None:
+        _report.warning("the journal of what followed step %d is not there: groups in flight run again", state.step)
     register = controller.register
-    log.start_at(state.event + 1)
+    # One number is left out: what is appended from here on is no tail of this snapshot, and ledger rows of now go with it.
+    log.start_at(state.event + 2)
     controller.gate.reset(state.step)
     register.restore(state.controller["register"])
     stage = stage_at(state.stage).name
@@ -373,5 +386,5 @@ def recover(
     controller.restore([group for group, _ in register.outstanding()], StepState(), retries)
     if journal is not None:
         journal.discard()
-        journal.begin(state.event + 1)
+        journal.begin(state.event + 2)
     return None

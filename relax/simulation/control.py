@@ -21,6 +21,7 @@ from relax.simulation.book import Book
 from relax.simulation.oracle import Oracle
 from relax.simulation.setting import StageSetting
 from relax.simulation.shell import CELL_BYTES, Admission, Shell
+from relax.simulation.timeline import Action
 
 _ROW_CELLS = 8
 """The most cells that one row of a simulated group gets."""
@@ -52,7 +53,7 @@ class Control:
     """`live` is what the gate asks. `changed` is called when something changed that the trainer may wait for."""
 
     def __init__(
-        self, log: Log, oracle: Oracle, book: Book, live: Callable[[], int | None], later: Callable[[Callable[[], None]], None]
+        self, log: Log, oracle: Oracle, book: Book, live: Callable[[], int | None], later: Callable[[Action], None]
     ) -> None:
         self.gate, self.oracle, self.live, self._later = Gate(log, 1, 0), oracle, live, later
         self.register = Register(Account(), book)  # type: ignore[arg-type]
@@ -126,7 +127,7 @@ class Control:
 
     def _may_admit(self) -> bool:
         live, gate = self.live(), self.gate
-        if self.state.closing or live is None or not gate.may_admit(live):
+        if self.state.closing or self.requeued or live is None or not gate.may_admit(live):
             return False
         steps = self.end_step - gate.step
         return steps > 0 and gate.taken + gate.outstanding < steps * gate.groups_per_step + gate.policy.oversample

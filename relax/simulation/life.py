@@ -30,7 +30,7 @@ from relax.simulation.role import Judgement, Role, Verdicts
 from relax.simulation.rollout import Rollout
 from relax.simulation.setting import Setting, StageSetting
 from relax.simulation.shell import CELL_BYTES, Shell
-from relax.simulation.timeline import Timeline
+from relax.simulation.timeline import Action, Timeline
 from relax.simulation.trainer import Trainer
 from relax.simulation.truth import BusTruth
 from relax.simulation.violation import EVENTS_SHOWN, Violation
@@ -72,8 +72,7 @@ class Life:
             for one in self.engines.values()
         ]
         book = Book(scene.disk, lambda: self.log.last_number)
-        live, later = self.dispatch.routing.highest_live, partial(self.timeline.after, 0.0)
-        self.control = Control(self.log, scene.oracle, book, live, later)
+        self.control = Control(self.log, scene.oracle, book, self.dispatch.routing.highest_live, self._later)
         self.control.changed = self._look
         scene.oracle.live, scene.oracle.is_here = self._true_live, lambda group: scene.truth.is_here(group)
         scene.disk.storage.number = lambda: self.log.last_number
@@ -83,6 +82,9 @@ class Life:
         self._changes = 0
         self.trainer: Trainer | None = None
         self.holders: list[Rollout | Role] = []
+
+    def _later(self, action: Action) -> None:
+        self.timeline.after(0.0, action)
 
     def _true_live(self) -> int | None:
         return max((loader.serves for loader in self.loaders if loader.serves is not None), default=None)

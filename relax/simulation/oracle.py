@@ -297,7 +297,8 @@ class Oracle:
     def _advanced(self, data: Mapping[str, Json]) -> None:
         """Nothing was left too late (ST4); a step that is trained again holds what it held (RR2)."""
         groups = tuple(map(GroupId, data["groups"]))
-        spare = self.policy.oversample if self.step in self.history else 0  # later steps had filled up when it was undone
+        # Later steps had filled up before a step that is trained again was undone.
+        spare = self.policy.oversample if self.step in self.history else 0
         again = self.history.setdefault(self.step, groups)
         if again != groups:
             raise Violation("RR2", f"step {self.step} is trained with {groups}, before with {again}")
@@ -313,7 +314,8 @@ class Oracle:
             old = self.too_old(group)
             if old != (group in data["over_age"]):
                 raise Violation("ST5", f"{group} has no token of age {self.max_staleness}: {old}; {data['over_age']}")
-            self._end(group, *(("dropped", "over_age") if old else (data["state"], data["reason"])), self.step)
+            state, reason = ("dropped", "over_age") if old else (data["state"], data["reason"])
+            self._end(group, state, reason, self.step)
         for group in due:
             self._end(group, "dropped", "surplus", None)
         self.step += 1
@@ -343,7 +345,9 @@ class Oracle:
         """RR2: every step that no snapshot covers is trained again, with what it held."""
         steps = [step for step in sorted(self.history) if step >= self.snapshot_step]
         if data["step"] != self.snapshot_step or list(data["steps"]) != steps:
-            raise Violation("RR2", f"back to {data['step']} for {data['steps']}; expected {self.snapshot_step}, {steps}")
+            raise Violation(
+                "RR2", f"back to {data['step']} for {data['steps']}; expected {self.snapshot_step}, {steps}"
+            )
         for step in steps:
             taken = [group for number, groups, _ in data["takes"] if number == step for group in groups]
             if tuple(taken) != self.history[step]:

@@ -113,7 +113,9 @@ class Verdicts:
 class Judgement:
     """What the roles decide: which rewards fail, which groups are filtered or kept."""
 
-    def __init__(self, stage: StageSetting, setting: RoleSetting, control: Control, verdicts: "Verdicts", random: Random) -> None:
+    def __init__(
+        self, stage: StageSetting, setting: RoleSetting, control: Control, verdicts: "Verdicts", random: Random
+    ) -> None:
         self._stage, self._setting, self._control, self._random = stage, setting, control, random
         self._scored, self._filtered = verdicts.scored, verdicts.filtered
 

@@ -1,7 +1,8 @@
 """The rollout role of a simulated schedule: leases groups, runs their siblings turn by turn on any engine.
 
-It follows `services.roles.rollout`: the siblings that are missing run, each tries up to `max_attempts` times under a time limit, is written as soon as
-it exists, and a failure is a row with a reason; the last sibling acks the lease. The holder may die at any moment.
+It follows `services.roles.rollout`: the siblings that are missing run, each tries up to `max_attempts` times under a time limit
+and is written as soon as it exists, and a failure is a row with a reason; the last sibling acks the lease. The holder may die at
+any moment.
 """
 
 from collections import deque

@@ -108,7 +108,8 @@ class World:
         for number, stage in enumerate(self.setting.stages):
             end += stage.steps
             if life.control.gate.step < end:
-                self._run_stage(number, end, recovered if recovered is not None and recovered.name == stage.name else None)
+                is_recovered = recovered is not None and recovered.name == stage.name
+                self._run_stage(number, end, recovered if is_recovered else None)
 
     def _run_stage(self, number: int, end: int, recovered: RecoveredStage | None) -> None:
         life, stage = self._life, self.setting.stages[number]

@@ -143,7 +143,7 @@ def _stage(random: Random, index: int, num_stages: int, snapshot_every: int) -> 
         short_rate=_rate(random, 0.1, 0.3),
         filter_rate=_rate(random, 0.1, 0.4, 0.7),
         noop_rate=_rate(random, 0.2),
-        space_groups=capacity + random.choice((0, 1, 3)) * groups_per_step,
+        space_groups=capacity + random.choice((-max_staleness, 0, 1, 3)) * groups_per_step,
         drops_failed=random.random() < 0.5,
         has_reference=random.random() < 0.3,
         over_age=random.choice(("wait", "mask", "requeue")) if max_staleness else "wait",

@@ -102,12 +102,12 @@ class BusTruth:
         for unit in data["units"]:
             key = (consumer.consumer, unit)
             if key in self._held or key in self._acked:
-                raise Violation("TQ2", f"{unit} was handed out to {data['holder']} of {consumer.consumer} a second time")
+                raise Violation(
+                    "TQ2", f"{unit} was handed out to {data['holder']} of {consumer.consumer} a second time"
+                )
             self._held[key] = data["lease"]
             self._check_complete(consumer, unit)
-        self._leases[data["lease"]] = TrueLease(
-            consumer.consumer, data["holder"], set(data["units"]), data["deadline"]
-        )
+        self._leases[data["lease"]] = TrueLease(consumer.consumer, data["holder"], set(data["units"]), data["deadline"])
 
     def _written(self, data: Mapping[str, Json]) -> None:
         """A put was accepted: under a held lease, each cell once, each row under it (TQ4); nothing was refused for nothing."""
@@ -157,9 +157,7 @@ class BusTruth:
 
     def _unacked(self, data: Mapping[str, Json]) -> None:
         groups = set(data["groups"])
-        self._acked = {
-            key for key in self._acked if key[0] != data["consumer"] or group_of(key[1]) not in groups
-        }
+        self._acked = {key for key in self._acked if key[0] != data["consumer"] or group_of(key[1]) not in groups}
 
     def _ended(self, data: Mapping[str, Json]) -> None:
         self._groups[GroupId(data["group"])].closed = True
@@ -234,7 +232,9 @@ class BusTruth:
             for row, found in rows.items():
                 marks = {name: mark for name, (mark, _, _) in found["cells"].items()}
                 if cells.get(row, list(marks)) != marks:
-                    raise Violation("TQ8", f"{row} has the contents {cells.get(row, list(marks))}, written were {marks}")
+                    raise Violation(
+                        "TQ8", f"{row} has the contents {cells.get(row, list(marks))}, written were {marks}"
+                    )
 
 
 _OBSERVERS: Mapping[str, Callable[[BusTruth, Mapping[str, Json]], None]] = {

@@ -249,6 +249,8 @@ async def test_rule_st5_tokens_over_the_bound_are_masked_by_option_and_an_error_
     assert stand.outcomes[0].metrics["train/tokens"] == fresh
     assert stand.outcomes[0].metrics["staleness/max"] == 0
     assert stand.outcomes[0].over_age == ("g000001",)
+    old = sum(int(fetched[1].cells[f"g000001/{sibling}"]["mask"].sum()) for sibling in (0, 1))
+    assert stand.outcomes[0].metrics["staleness/masked_tokens"] == old
 
 
 # --- functions that an algorithm brings -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Cases of section A that concern the gate's surroundings: capacity, versions of a trajectory, on-policy with slow loads."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from relax.core.id import group_id
 from relax.core.protocol import Candidate
 from relax.services.check import capacity, check_run
 from relax.services.gate import Gate
+from relax.services.gate_state import GatePolicy, OverAge
 from relax.services.ledger import pack_versions, parse_versions
 from relax.services.row import oldest_version
 from tests.e2e.tiny import tiny_config, tiny_tree
@@ -48,6 +50,37 @@ def test_case_a9_on_policy_waits_for_a_slow_load_and_evicts_nothing() -> None:
         trained += len(chosen)
         gate.advance()
     assert trained == 10
+
+
+@pytest.mark.parametrize(("over_age", "left"), [("mask", 1), ("requeue", 0)])
+def test_case_a11_a_group_that_never_returns_holds_no_step_back(over_age: OverAge, left: int) -> None:
+    """NeMo-RL#3238: step after step is filled without it, and the gate that a resume brings back does the same."""
+    gate = Gate(ListLog(), groups_per_step=1, max_staleness=1)
+    gate.begin_stage(1, 1, "only", GatePolicy(over_age, max_requeues=1))
+    gate.admit(group_id(0), 0, ("toy", 0, 0, 0))
+    for step in range(5):
+        group = group_id(step + 1)
+        gate.admit(group, step)
+        resumed = Gate(ListLog(), 9, 9)
+        resumed.restore(json.loads(json.dumps(gate.dump())))
+        assert resumed.choose([Candidate(group, 1)], 1) == gate.choose([Candidate(group, 1)], 1) == [group]
+        gate.advance()
+        assert gate.outstanding == (left if step else 1)  # at step 0 it is not due yet
+
+
+def test_case_a12_a_step_that_is_whole_is_trained_and_the_next_one_gets_its_groups_at_once() -> None:
+    """NeMo-RL#3066, #3435: restored with step N complete and nothing of step N + 1."""
+    before = Gate(ListLog(), groups_per_step=2, max_staleness=1)
+    groups = [group_id(number) for number in range(2)]
+    for group in groups:
+        before.admit(group, 0)
+    gate = Gate(ListLog(), 9, 9)
+    gate.restore(json.loads(json.dumps(before.dump())))
+    assert gate.may_admit(0)
+    gate.admit(group_id(2), 0)
+    assert gate.choose([Candidate(group, number) for number, group in enumerate(groups)], 2) == groups
+    assert gate.advance() == tuple(groups)
+    assert gate.outstanding_groups() == (group_id(2),)
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(None, 3), (0, 0)])

@@ -5,7 +5,7 @@ run directory is copied as a kill would leave it. Another process then goes on f
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from relax.bus.event_file import OpenFile, open_unbuffered
 from relax.bus.index import BusIndex
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
@@ -21,11 +22,11 @@ from relax.bus.queue import TransferQueue
 from relax.bus.row import Receipt, RowPut, Subscription
 from relax.core.column import COLUMNS
 from relax.core.event import Event
-from relax.core.id import GroupId, Table, trajectory_id
+from relax.core.id import GroupId, Table, index_of, trajectory_id
 from relax.core.message import Prompt, PromptKey, text_message
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import TRAINER, StepOutcome
-from relax.services.account import Account
+from relax.services.account import END_STATES, Account
 from relax.services.controller import Controller, GateSampler, GroupSize, StageBounds
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
@@ -112,13 +113,16 @@ class Record:
 @dataclass
 class Life:
     """One process of the run in `folder`. `crash_at` counts its events from 0: at those the folder is copied; negative numbers
-    are snapshots while they are written. `crashes` are the copies. `luck` is another course of the same plan."""
+    are snapshots while they are written. `crashes` are the copies. `luck` is another course of the same plan. `fill` is called
+    with the number of each snapshot or checkpoint that is written."""
 
     folder: Path
     plan: Plan
     crash_at: frozenset[int] = frozenset()
     luck: int = 0
     records_all: bool = False
+    open_file: OpenFile = open_unbuffered
+    fill: Callable[[int], None] = lambda number: None
     records: dict[int, Record] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     crashes: dict[int, Path] = field(default_factory=dict)
@@ -129,7 +133,8 @@ class Life:
         plan = self.plan
         self.folder.mkdir(parents=True, exist_ok=True)
         self.random = Random(f"{plan.seed} {self.luck}")
-        self.journal = Journal(self.folder / "journal", COLUMNS, segment_bytes=1 << 15) if plan.journal else None
+        journal = Journal(self.folder / "journal", COLUMNS, self.open_file, segment_bytes=1 << 15)
+        self.journal = journal if plan.journal else None
         self.log = MemoryLog(Still(), 50, self._sink)
         self.ledger = Ledger(self.folder / "ledger.sqlite")
         self.projection = Projection(self.ledger, Inline(), lambda: self.log.last_number, self.metrics.__setitem__)
@@ -219,6 +224,7 @@ class Life:
     def write(self, path: str) -> None:
         self._written += 1
         self._crash(-self._written)
+        self.fill(self._written)
         Path(path).mkdir(parents=True, exist_ok=True)
         (Path(path) / "weights").write_text(str(self.gate.step))
 
@@ -406,6 +412,36 @@ def _memory() -> Any:
     from relax.bus.storage import MemoryStorage
 
     return MemoryStorage(COLUMNS)
+
+
+def finished(life: Life) -> Life:
+    """To the end, all in the ledger, closed."""
+    try:
+        asyncio.run(life.run())
+        asyncio.run(life.projection.flush())
+        life.rows = rows_of(life.ledger)
+    finally:
+        life.close()
+    return life
+
+
+def lived(life: Life) -> Life:
+    """A whole process: it resumes and runs to the end."""
+    life.resume()
+    return finished(life)
+
+
+def check_the_end(life: Life) -> None:
+    """Every admitted group has exactly one row, every prompt was drawn once, every step was closed."""
+    register, groups = life.register, {id: row for id, row in life.rows.items() if "/" not in id}
+    numbers = list(range(register.next_number))
+    assert sorted(index_of(GroupId(group)) for group in groups) == numbers
+    assert sorted(row[4] for row in groups.values()) == numbers, "the records of the data"
+    counts = life.controller.account.counts()
+    assert (counts["outstanding"], counts["admitted"]) == (0, len(groups))
+    for state in END_STATES:
+        assert sum(row[10] == state for row in groups.values()) == counts[state]
+    assert life.gate.step == life.plan.steps
 
 
 def copied(value: Any) -> Any:

@@ -1,29 +1,33 @@
-"""The staleness gate, rule by rule, and under hypothesis schedules that try to strand a group past its deadline."""
+"""The staleness gate, rule by rule; `test_gate_machine` attacks it with hypothesis."""
+
+import json
+from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, group_id
 from relax.core.protocol import Candidate
 from relax.services.gate import Gate
+from relax.services.gate_state import GatePolicy, OverAge
 
 
 class ListLog:
-    """A core Log that keeps everything."""
+    """A core Log that keeps everything, as it would lie on a disk."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, object]] = []
+        self.events: list[tuple[str, Any]] = []
 
-    def append(self, kind: str, data: object) -> int:
-        self.events.append((kind, data))
+    def append(self, kind: str, data: Any) -> int:
+        self.events.append((kind, json.loads(json.dumps(data))))
         return len(self.events)
 
 
-def make_gate(groups_per_step: int, max_staleness: int, step: int = 0) -> Gate:
-    return Gate(ListLog(), groups_per_step, max_staleness, step)
+def make_gate(groups_per_step: int, max_staleness: int, step: int = 0, policy: GatePolicy | None = None) -> Gate:
+    gate = Gate(ListLog(), groups_per_step, max_staleness, step)
+    if policy is not None:
+        gate.begin_stage(groups_per_step, max_staleness, "only", policy)
+    return gate
 
 
 def fill(gate: Gate, live: int, first: int = 0) -> list[GroupId]:
@@ -162,80 +166,181 @@ def test_case_a14_the_lead_is_the_same_before_and_after_the_step() -> None:
     assert len(fill(gate, live=1, first=200)) == 4
 
 
-class GateMachine(RuleBasedStateMachine):
-    """Any schedule of admissions, raises, ends, takes, returns, loads and short steps keeps every group in time."""
-
-    @initialize(size=st.integers(1, 4), staleness=st.integers(0, 3))
-    def begin(self, size: int, staleness: int) -> None:
-        self.gate = make_gate(size, staleness)
-        self.live = 0
-        self.ready: list[GroupId] = []
-        self.running: list[GroupId] = []
-        self.number = 0
-
-    @rule()
-    def load(self) -> None:
-        self.live = min(self.live + 1, self.gate.step)
-
-    @precondition(lambda self: self.gate.may_admit(self.live))
-    @rule()
-    def admit(self) -> None:
-        group = group_id(self.number)
-        self.number += 1
-        self.gate.admit(group, self.live)
-        self.running.append(group)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        self.gate.start(data.draw(st.sampled_from(self.running)), self.live)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), ends=st.booleans())
-    def finish(self, data: st.DataObject, ends: bool) -> None:
-        group = data.draw(st.sampled_from(self.running))
-        self.running.remove(group)
-        if ends:
-            assert self.gate.end(group)
-        else:
-            self.ready.append(group)
-
-    @rule(count=st.integers(1, 4))
-    def take(self, count: int) -> None:
-        for chosen in self.gate.choose(candidates(self.ready), count):
-            self.ready.remove(GroupId(chosen))
-            assert self.gate.step - self.gate.base_of(GroupId(chosen)) <= self.gate.max_staleness
-
-    @precondition(lambda self: self.gate.taken)
-    @rule(data=st.data())
-    def lose_lease(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.gate.taken_groups()))
-        self.gate.put_back([group])
-        self.ready.append(group)
-
-    @precondition(lambda self: self.gate.may_close())
-    @rule()
-    def close(self) -> None:
-        self.gate.advance()
-
-    @invariant()
-    def every_deadline_can_be_met(self) -> None:
-        if not hasattr(self, "gate"):
-            return
-        gate = self.gate
-        for due in range(gate.step - 1, gate.step + gate.max_staleness + 1):
-            room = (due - gate.step + 1) * gate.groups_per_step - gate.taken
-            assert gate.due_by(due) <= max(room, 0), f"{gate.due_by(due)} groups due by {due}, room for {room}"
-
-    @invariant()
-    def something_can_always_happen(self) -> None:
-        """With all loads done and all runs finished, the gate admits, lets take, or lets close: no deadlock."""
-        if not hasattr(self, "gate") or self.running or self.live < self.gate.step:
-            return
-        gate = self.gate
-        takes = any(gate.may_take(group) for group in self.ready)
-        assert takes or gate.may_close() or gate.may_admit(self.live)
+def late_stage(over_age: OverAge, max_requeues: int = 2) -> tuple[Gate, list[GroupId]]:
+    """Step 1 of two groups, one step of staleness: g0 and g1 are due, g2 and g3 are not."""
+    gate = make_gate(2, 1, step=1, policy=GatePolicy(over_age, max_requeues))
+    groups = [group_id(number) for number in range(4)]
+    for group in groups[:2]:
+        gate.admit(group, 0, ("toy", 0, 0, 1))
+    for group in groups[2:]:
+        gate.admit(group, 1, ("toy", 1, 0, 0))
+    return gate, groups
 
 
-TestGateMachine = GateMachine.TestCase
-TestGateMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+def test_rule_st5_a_late_group_is_due_and_running_and_the_step_would_be_full_without_it() -> None:
+    gate, groups = late_stage("mask")
+    assert gate.late(candidates(groups[2:3])) == ()  # one ready group does not fill the step
+    assert gate.late(candidates(groups[2:])) == (groups[0], groups[1])
+    assert gate.late(candidates([groups[0], *groups[2:]])) == (groups[1],)
+    assert gate.late(candidates(groups)) == ()  # nobody runs
+    gate.end(groups[1])
+    assert gate.late(candidates(groups[2:])) == (groups[0],)
+
+
+def test_rule_st5_wait_waits() -> None:
+    gate, groups = late_stage("wait")
+    assert gate.late(candidates(groups[2:])) == ()
+    assert gate.choose(candidates(groups[2:]), 2) == []
+
+
+def test_rule_st5_mask_gives_a_late_group_one_step_more_and_fills_the_step_at_once() -> None:
+    gate, groups = late_stage("mask")
+    assert gate.choose(candidates(groups[2:]), 2) == groups[2:]
+    assert (gate.due_by(1), gate.due_by(2)) == (0, 2)
+    assert [gate.base_of(group) for group in groups[:2]] == [0, 0]
+    gate.advance()
+    assert gate.choose(candidates(groups[:2]), 2) == groups[:2]
+
+
+@pytest.mark.parametrize(("over_age", "late"), [("mask", 0), ("requeue", 1)])
+def test_rule_st5_a_group_is_not_late_when_its_new_deadline_would_take_the_place_again(
+    over_age: OverAge, late: int
+) -> None:
+    gate = make_gate(1, 2, step=2, policy=GatePolicy(over_age))
+    for number in range(3):
+        gate.admit(group_id(number), number)
+    assert (
+        len(gate.late(candidates([group_id(2)]))) == late
+    )  # masked, two would be due by step 3, whose two places are all
+
+
+def test_rule_st5_a_moved_group_that_has_not_started_is_not_given_more_than_the_bound() -> None:
+    gate, groups = late_stage("mask")
+    gate.choose(candidates(groups[2:]), 2)
+    assert gate.start(groups[0], 0) == 0
+    assert gate.deadline_of(groups[0]) == 2  # moved: one step over 0 + 1
+    assert gate.start(groups[1], 1) == 1
+    assert gate.deadline_of(groups[1]) == 2  # not 3: its tokens are of version 1
+
+
+def test_rule_st5_requeue_drops_late_groups_and_frees_their_places() -> None:
+    gate, groups = late_stage("requeue")
+    assert gate.choose(candidates(groups[2:]), 2) == groups[2:]
+    assert not gate.holds(groups[0])
+    assert gate.outstanding == 0
+    ends = [data for kind, data in gate._log.events if kind == "gate/end"]  # type: ignore[attr-defined]
+    assert [(end["group"], end["state"], end["reason"]) for end in ends] == [
+        (group, "dropped", "requeued") for group in groups[:2]
+    ]
+
+
+def test_rule_st5_a_prompt_that_was_requeued_often_enough_is_waited_for() -> None:
+    gate, groups = late_stage("requeue", max_requeues=1)
+    assert gate.late(candidates(groups[2:])) == ()
+    assert gate.choose(candidates(groups[2:]), 2) == []
+
+
+def test_rule_st5_a_step_that_may_leave_the_due_group_behind_needs_nobody_set_aside() -> None:
+    gate = make_gate(1, 1, step=1, policy=GatePolicy("mask", oversample=1))
+    gate.admit(group_id(0), 0)
+    gate.admit(group_id(1), 1)
+    assert gate.late(candidates([group_id(1)])) == ()
+    assert gate.choose(candidates([group_id(1)]), 1) == [group_id(1)]
+    assert gate.surplus() == (group_id(0),)
+
+
+@pytest.mark.parametrize("over_age", ["mask", "requeue"])
+def test_rule_st5_no_group_can_be_late_on_policy(over_age: OverAge) -> None:
+    with pytest.raises(InvariantError, match="ST5"):
+        make_gate(2, 0, policy=GatePolicy(over_age))
+
+
+def test_oversampling_admits_so_many_more_and_ends_at_the_close_what_missed_its_last_step() -> None:
+    gate = make_gate(2, 0, policy=GatePolicy(oversample=3))
+    groups = fill(gate, live=0)
+    assert len(groups) == 2 + 3
+    assert gate.choose(candidates(groups[3:]), 2) == groups[3:]
+    assert gate.surplus() == tuple(groups[:3])
+    assert gate.advance() == tuple(groups[3:])
+    assert gate.outstanding == 0
+
+
+def test_oversampling_ends_nothing_that_a_later_step_may_still_train() -> None:
+    gate = make_gate(2, 1, policy=GatePolicy(oversample=1))
+    groups = fill(gate, live=0)
+    assert len(groups) == 2 * 2 + 1
+    gate.choose(candidates(groups), 2)
+    gate.advance()
+    assert gate.outstanding == 3  # all due at step 1, which trains two of them
+    gate.choose(candidates(groups[2:]), 2)
+    assert gate.surplus() == (groups[4],)
+    gate.advance()
+    assert gate.outstanding == 0
+
+
+def test_oversampling_admits_no_group_that_would_be_overdue() -> None:
+    gate = make_gate(2, 1, step=5, policy=GatePolicy(oversample=9))
+    assert gate.may_admit(4)
+    assert not gate.may_admit(3)
+
+
+def test_oversampling_does_not_let_a_short_step_leave_anything_behind() -> None:
+    gate = make_gate(2, 0, policy=GatePolicy(oversample=1))
+    gate.admit(group_id(0), 0)
+    assert not gate.may_close()
+    gate.end(group_id(0))
+    assert gate.may_close()
+
+
+def retaken_gate(portions: list[list[int]], groups_per_step: int = 2, max_staleness: int = 3) -> Gate:
+    """The trainer restarts before the steps that had taken these portions."""
+    gate = make_gate(groups_per_step, max_staleness)
+    takes = []
+    for step, portion in enumerate(portions):
+        groups = [group_id(number) for number in portion]
+        for group in groups:
+            gate.admit(group, 0)
+            gate.take(group)
+        takes += [gate.portion(step, groups)] if groups else []
+        gate.advance()
+    gate.rollback(0, takes, range(len(portions)))
+    return gate
+
+
+def test_rule_rr2_a_retaken_portion_that_comes_back_is_taken_again_before_the_step_may_close() -> None:
+    gate = retaken_gate([[0, 1], [2]])
+    ready = candidates([group_id(number) for number in range(3)])
+    assert gate.choose(ready, 2) == [group_id(0), group_id(1)]
+    assert gate.may_close()
+    gate.put_back([group_id(0), group_id(1)])
+    assert (gate.taken, gate.outstanding) == (0, 3)
+    assert not gate.may_close()
+    assert gate.choose(ready, 2) == [group_id(0), group_id(1)]
+    gate.advance()
+    assert gate.choose(ready, 2) == [group_id(2)]
+    gate.advance()
+    assert not gate.is_retaking
+
+
+def test_rule_st2_steps_that_are_trained_again_have_no_place_for_others_even_when_they_were_short() -> None:
+    gate = retaken_gate([[], []], groups_per_step=2, max_staleness=1)
+    assert not gate.may_admit(0)
+    gate.advance()
+    assert len(fill(gate, live=1)) == 2  # of four, two belong to the step that is trained again
+
+
+def test_rule_st8_other_bounds_on_resume_give_back_the_places_of_groups_that_no_longer_fit() -> None:
+    gate = make_gate(2, 2, step=2)
+    for number, live in enumerate((0, 1, 1, 2, 2)):
+        gate.admit(group_id(number), live)
+    assert gate.change(2, 2, GatePolicy()) == ()
+    assert gate.change(1, 1, GatePolicy()) == (group_id(0), group_id(2), group_id(4))
+    assert [gate.deadline_of(group) for group in gate.outstanding_groups()] == [2, 3]
+    assert (gate.groups_per_step, gate.max_staleness) == (1, 1)
+
+
+def test_rule_st8_what_was_to_be_taken_again_under_other_bounds_is_outstanding_or_admitted_again() -> None:
+    gate = retaken_gate([[0, 1], [2]], max_staleness=3)
+    assert gate.change(1, 0, GatePolicy()) == (group_id(1), group_id(2))
+    assert not gate.is_retaking
+    assert gate.outstanding_groups() == (group_id(0),)

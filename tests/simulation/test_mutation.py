@@ -96,7 +96,7 @@ def test_a_lease_that_does_not_come_back_is_caught(patch: Patch, monkeypatch: py
     patch(monkeypatch)
     failure = first_failure(only_consequences=True)
     assert failure is not None
-    assert failure.rule in ("TQ2", "AC1", "TQ10", "progress"), failure.text()
+    assert failure.rule in ("TQ2", "AC1", "TQ10", "RR2", "progress"), failure.text()
 
 
 def keep_place_of_ended(monkeypatch: pytest.MonkeyPatch) -> None:

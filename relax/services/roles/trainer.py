@@ -118,9 +118,10 @@ class Trainer:
         if self._algorithm.tokens_from != "rollout":
             return True
         bound = statistics.step - self._settings.max_staleness
-        had_tokens = bool(group.lengths.any())
+        tokens = int(group.lengths.sum())
         if self._settings.masks_over_age:
             group.mask_older(bound)
+            statistics.masked_tokens += tokens - int(group.lengths.sum())
         for id, mask in group.masks.items():
             versions = group.fetched.get(id, "versions")
             oldest = oldest_version(versions[mask] if self._settings.masks_over_age else versions)
@@ -133,7 +134,7 @@ class Trainer:
                     f"group {group.id} holds a token of version {oldest} at step {statistics.step}, "
                     f"bound {self._settings.max_staleness}",
                 )
-        return bool(group.lengths.any()) or not had_tokens
+        return bool(group.lengths.any()) or not tokens
 
     async def _finish(
         self,
