@@ -5,8 +5,11 @@ jumps, so virtual seconds are exact and processor time is what the services them
 """
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from relax.core.completion import Completion
@@ -15,11 +18,13 @@ from relax.core.message import Prompt
 from relax.core.seed import derive_seed
 from relax.core.trajectory import Score, Trajectory
 from relax.core.version import Version
+from relax.services.ledger import Ledger
 from relax.services.stage import StageSetup
 from relax.services.task import Task
 from relax.simulation.fake import MAX_TOKENS
 from relax.simulation.scenario import FleetScenario, Scenario, StageScenario, TaskScenario
 from relax.simulation.services import ServiceRun
+from relax.simulation.torn_disk import Disk, SnapshotMemory
 from relax.simulation.virtual import run_virtual
 
 T = TypeVar("T")
@@ -138,15 +143,17 @@ def scenario_of(profile: Profile) -> Scenario:
         strict=False,
         releases=0,
         drops=0,
+        kills=0,
+        snapshot_every=1,
     )
 
 
 class EmulatedRun(ServiceRun):
     """Built inside a virtual loop. Afterwards: when each step was published, and how long each request really took."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, disk: Disk) -> None:
         self.profile = profile
-        super().__init__(scenario_of(profile))
+        super().__init__(scenario_of(profile), disk)
         self.published: list[float] = []
         self.durations: dict[tuple[int, int], float] = {}
         for engine in self.fleet.engines.values():
@@ -170,9 +177,9 @@ class EmulatedRun(ServiceRun):
     def _task(self) -> Task:
         return replace(super()._task(), rewards=(("judge", 1.0, SerialJudge(self.profile)),))
 
-    def _setup(self, stage: StageScenario, first: int) -> StageSetup:
+    def _setup(self, stage: StageScenario, first: int, end: int) -> StageSetup:
         """Micro-batches of a group each."""
-        setup = super()._setup(stage, first)
+        setup = super()._setup(stage, first, end)
         tokens = self.profile.group_size * MAX_TOKENS
         return replace(setup, trainer=replace(setup.trainer, microbatch_tokens=tokens))
 
@@ -182,19 +189,22 @@ class EmulatedRun(ServiceRun):
 
     def filtered_groups(self) -> set[int]:
         """Admission numbers of the groups that the filter ended."""
-        ended = (self.ledger.group(group_id(number)) for number in range(self.controller.next_number))
+        ended = (self.ledger.group(group_id(number)) for number in range(self.controller.register.next_number))
         return {index_of(str(row["id"])) for row in ended if row is not None and row["state"] == "filtered"}
 
 
 def emulate(profile: Profile, inspect: Callable[[EmulatedRun], T]) -> T:
     """Run a profile to its end; returns what `inspect` makes of the run before its ledger closes."""
 
-    async def main() -> T:
-        run = EmulatedRun(profile)
+    async def main(disk: Disk) -> T:
+        run = EmulatedRun(profile, disk)
         try:
             await run.run()
             return inspect(run)
         finally:
+            run.journal.close()
             run.ledger.close()
 
-    return run_virtual(main(), PATIENCE_S)
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Disk(Path(folder), Random(profile.seed), None, SnapshotMemory(), Ledger(":memory:"))
+        return run_virtual(main(disk), PATIENCE_S)

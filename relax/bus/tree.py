@@ -113,14 +113,15 @@ class Tree:
             "settled": self.settled,
             "num_bytes": self.num_bytes,
             "counts": [*self._counts.values(), self._undeclared, self._declared_samples],
-            "complete": {name: count for name, count in sorted(self.complete.items()) if count},
+            "complete": {name: count for name, count in self.complete.items() if count},
+            # Marks are tuples, which JSON writes as lists: a snapshot copies thousands of cells between two steps.
             "rows": {
                 row: {
                     "declared": [node.declared, node.declared_by],
                     "complete_for": sorted(node.complete_for),
-                    "cells": {name: [m.digest, m.num_bytes, m.lease] for name, m in sorted(node.cells.items())},
+                    "cells": node.cells.copy(),
                 }
-                for row, node in sorted(self.nodes.items())
+                for row, node in self.nodes.items()
             },
         }
 

@@ -93,11 +93,15 @@ class Ledger:
     def __init__(self, path: Path | str, read_only: bool = False) -> None:
         if read_only and not Path(path).exists():
             raise UserError(f"{path} does not exist; is this a run directory of `relax train`?")
+        self._path = path
         target = f"file:{quote(str(path))}?mode=ro" if read_only else str(path)
         self._connection = sqlite3.connect(target, uri=read_only, check_same_thread=False, timeout=10.0)
         self._connection.row_factory = sqlite3.Row
         if not read_only:
-            self._create()
+            try:
+                self._create()
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
 
     def _create(self) -> None:
         self._connection.execute("PRAGMA journal_mode=WAL")
@@ -140,8 +144,27 @@ class Ledger:
     def cut_after(self, event: int, step: int) -> None:
         """Forget what a resume takes back: rows closed after `event`, metrics of steps from `step` on.
 
-        The evaluation of version `step` stays: it was made of the weights that the run resumes with.
+        The evaluation of version `step` stays: it was made of the weights that the run resumes with. Raises UserError for a
+        file that is damaged.
         """
+        try:
+            self._check()
+            self._cut_after(event, step)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> UserError:
+        return UserError(
+            f"the ledger {self._path} is damaged: {' '.join(str(error).split())}; bring it back from a copy, or start a new run "
+            "from the newest checkpoint's model"
+        )
+
+    def _check(self) -> None:
+        found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+
+    def _cut_after(self, event: int, step: int) -> None:
         with self._connection:
             for row, table in _TABLES.items():
                 if row is not EvaluationRow:

@@ -143,7 +143,7 @@ class Projection:
     def _count(self, admission: Admission, row: TrajectoryRow, fetched: Fetched) -> None:
         cells = fetched.cells[row.id]
         self._tally.add(row, is_judged="reward_parts" in cells, source=admission.prompt.key.source)
-        self._tally.count(read_turns(cells["turns"]).info, cells.get("mixed"))
+        self._tally.count(cells["turns"]["info"], cells.get("mixed"))
         if len(self._shown) < SHOWN:
             self._shown.append(_shown(admission, row))
 

@@ -22,9 +22,14 @@ class TurnLog:
     """What rewards and reports need of a trajectory without its tokens; stored in the `turns` column."""
 
     turns: tuple[Turn, ...]
-    messages: tuple[Message, ...]
+    said: tuple[tuple[str, str], ...]
+    """Role and text of every message."""
     end: str
     info: Mapping[str, Json]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(text_message(role, text) for role, text in self.said)
 
     @property
     def num_sampled(self) -> int:
@@ -64,7 +69,7 @@ def read_turns(value: Mapping[str, Json]) -> TurnLog:
     """The `turns` column as objects."""
     return TurnLog(
         turns=tuple(Turn(*turn) for turn in value["turns"]),
-        messages=tuple(text_message(role, text) for role, text in value["messages"]),
+        said=tuple((role, text) for role, text in value["messages"]),
         end=value["end"],
         info=value["info"],
     )

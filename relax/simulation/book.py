@@ -46,12 +46,11 @@ class Book:
     def reopened(self, group: GroupId) -> None:
         self._bounds[group] = self._held.pop(group)[1]
 
+    def passed(self, step: int) -> None:
+        """Metrics are not simulated here."""
+
     def bounds_of(self, group: GroupId) -> tuple[int, int]:
         return self._held[group][1]
-
-    def deadline_of(self, group: GroupId) -> tuple[int, int] | None:
-        """Base and deadline of a group that has not ended, as the ledger would show them."""
-        return self._bounds.get(group)
 
     def _write(self, group: GroupId, row: BookRow) -> None:
         if group in self._disk.rows:

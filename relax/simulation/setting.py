@@ -128,7 +128,7 @@ def _disk(random: Random) -> DiskSetting:
 
 def _stage(random: Random, index: int, num_stages: int, snapshot_every: int) -> StageSetting:
     groups_per_step = random.randint(1, 6)
-    max_staleness = random.randint(0, 4)
+    max_staleness = random.choice((0, 1, 1, 2, 3, 4))
     steps = max(2, (10 if groups_per_step > 3 else 16) // (num_stages + 1))
     oversample = random.choice((0, 0, 0, 1, 2, groups_per_step))
     capacity = (max_staleness + 1 + snapshot_every) * groups_per_step + oversample
@@ -146,7 +146,7 @@ def _stage(random: Random, index: int, num_stages: int, snapshot_every: int) -> 
         space_groups=capacity + random.choice((-max_staleness, 0, 1, 3)) * groups_per_step,
         drops_failed=random.random() < 0.5,
         has_reference=random.random() < 0.3,
-        over_age=random.choice(("wait", "mask", "requeue")) if max_staleness else "wait",
+        over_age=random.choice(("wait", "mask", "mask", "requeue", "requeue")) if max_staleness else "wait",
         max_requeues=random.choice((0, 1, 2)),
         oversample=oversample,
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,17 @@ def test_version_runs_round_trip(versions: list[int]) -> None:
     runs = parse_versions(pack_versions(versions))
     assert [version for version, count in runs for _ in range(count)] == versions
     assert all(first[0] != second[0] for first, second in itertools.pairwise(runs))
+
+
+@pytest.mark.parametrize("damage", ["half", "garbage", "header"])
+def test_a_damaged_ledger_is_a_users_error(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.write([group(f"g{number:06d}", number, number) for number in range(200)], {}, {})
+    ledger.sync()
+    ledger.close()
+    content = path.read_bytes()
+    kept = {"half": len(content) // 2, "garbage": 8192, "header": 0}[damage]
+    path.write_bytes(content[:kept] + (b"" if damage == "half" else b"x" * (len(content) - kept)))
+    with pytest.raises(UserError, match=r"ledger.sqlite is damaged.*bring it back"), closing(Ledger(path)) as damaged:
+        damaged.cut_after(10, 1)
