@@ -132,12 +132,14 @@ class World:
         assert life.trainer is not None
         troubles: list[Callable[[], None]] = []
         troubles += [lambda: random.choice(life.holders).crash()] * role.crashes
-        troubles += [life.trainer.crash] * role.trainer_crashes
         troubles += [partial(self._drop, shell)] * role.drops
         troubles += [lambda: random.choice(life.loaders).crash()] * self.setting.engine.crashes
         troubles += [partial(self._rebuild, shell)] * self.setting.disk.rebuilds
         for trouble in troubles:
             self.timeline.after(random.expovariate(1 / 15.0), partial(self._cause, shell, trouble))
+        mean_s = 0.2 if life.control.gate.is_retaking else 15.0  # what is taken again is trained at once
+        for _ in range(role.trainer_crashes):
+            self.timeline.after(random.expovariate(1 / mean_s), partial(self._cause, shell, life.trainer.crash))
 
     def _cause(self, shell: Shell, trouble: Callable[[], None]) -> None:
         if not shell.is_closed and not self._life.is_over:

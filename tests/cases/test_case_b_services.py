@@ -13,7 +13,7 @@ import pytest
 
 from relax.core.id import GroupId
 from relax.services.ledger import TrajectoryRow, parse_versions
-from tests.e2e.tiny import open_ledger, run_root, tiny_config, tiny_tree, train
+from tests.e2e.tiny import open_ledger, tiny_config, tiny_tree, train
 from tests.services.crash_world import Life, Plan, check_the_end, finished, lived
 
 
@@ -96,10 +96,10 @@ async def test_case_b13_after_a_resume_nothing_is_sampled_from_other_weights_tha
                 checked += 1
     ledger.close()
     assert checked == (6 - resumed) * 4 * 4
-    gaps = [metrics["policy/gap_max"] for metrics in watcher.metrics.values() if "policy/gap_max" in metrics]
-    assert all(gap < 1e-3 for gap in gaps)
+    gaps = [metrics["weights/probe_gap"] for metrics in watcher.metrics.values() if "weights/probe_gap" in metrics]
+    assert gaps
+    assert max(gaps) < 1e-5, "the engine sampled from what the trainer scored"
     assert summary["ledger"]["balances"]
-    assert run_root(config).is_dir()
 
 
 def test_case_a11_a_prompt_that_held_a_killed_run_up_is_only_one_group_after_it(tmp_path: Path) -> None:
@@ -145,7 +145,8 @@ def test_case_a12_after_a_restart_whole_groups_are_trained_and_the_others_get_a_
             continue
         ready = {candidate.id for candidate in life.index.candidates("trainer")}
         waiting = {*life.gate.outstanding_groups()} - ready
-        pending = {unit.split("/")[0] for name in ("rollout", "reward", "verdict") for unit in [c.id for c in life.index.candidates(name)]}  # fmt: skip
+        units = [one.id for name in ("rollout", "reward", "verdict") for one in life.index.candidates(name)]
+        pending = {unit.split("/")[0] for unit in units}
         assert waiting <= pending, "somebody is asked for what is missing"
         mixed += bool(ready and waiting)
         check_the_end(finished(life))

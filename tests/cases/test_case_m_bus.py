@@ -1,14 +1,18 @@
-"""Cases A1, A2, A19 and M2-M7 of other projects' trackers, on the bus."""
+"""Cases A1, A2, A19 and M2-M7 of other projects' trackers, on the bus, in memory and on the journal's segments."""
 
 import asyncio
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from relax.bus.index import BusIndex
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
 from relax.bus.row import RowPut, Subscription
+from relax.bus.segment_storage import SegmentStorage, segment_files
 from relax.bus.storage import MemoryStorage
 from relax.core.column import COLUMNS
 from relax.core.error import LateError, TransportError
@@ -33,9 +37,9 @@ class ShiftedClock:
 
 
 class Bus:
-    def __init__(self, max_rows: int = 1000) -> None:
+    def __init__(self, max_rows: int = 1000, storage: MemoryStorage | SegmentStorage | None = None) -> None:
         self.clock = ShiftedClock()
-        self.storage = MemoryStorage(COLUMNS)
+        self.storage = MemoryStorage(COLUMNS) if storage is None else storage
         self.log = MemoryLog(self.clock)
         self.queue = TransferQueue(COLUMNS, self.storage, self.log, self.clock, max_rows, 1 << 20)
 
@@ -241,6 +245,7 @@ async def test_case_m6_filtered_groups_leave_the_storage_too() -> None:
             await queue.end(group_id(number))
     assert len(bus.storage) == 10 * 3
     status = await queue.status()
+    assert isinstance(bus.storage, MemoryStorage)
     assert (status.rows, status.num_bytes) == (30, bus.storage.num_bytes)
 
 
@@ -252,3 +257,85 @@ async def test_case_m7_lost_rows_give_readers_a_typed_error() -> None:
     bus.storage.drop(group)
     with pytest.raises(TransportError, match=group):
         await queue.fetch(receipt)
+
+
+async def test_case_m2_two_journals_in_one_process_share_nothing(tmp_path: Path) -> None:
+    """TQ#127: the same ids in both, and each has its own content."""
+    with (
+        closing(SegmentStorage(COLUMNS, tmp_path / "a")) as one,
+        closing(SegmentStorage(COLUMNS, tmp_path / "b")) as two,
+    ):
+        buses = [Bus(storage=storage) for storage in (one, two)]
+        for number, bus in enumerate(buses):
+            queue = await bus.start()
+            group = await admit(queue, 0)
+            receipt = await queue.take("rollout", "r")
+            await finish(queue, group, receipt.lease, [number] * 3000)
+        await buses[0].queue.end(group_id(0))
+        assert (len(one), len(two)) == (0, 3)
+        fetched = await buses[1].queue.fetch(await buses[1].queue.take("trainer", "t"))
+        assert fetched.get("g000000/0/0", "token_ids").tolist() == [1] * 3000
+
+
+async def test_case_m5_columns_from_several_lives_align_by_row(tmp_path: Path) -> None:
+    """TQ#95: a row whose columns lie in segments of different processes is one row."""
+    with closing(SegmentStorage(COLUMNS, tmp_path)) as storage:
+        bus = Bus(storage=storage)
+        queue = await bus.start()
+        group = await admit(queue, 0, children=2)
+        lease = (await queue.take("rollout", "r")).lease
+        for sibling in (1, 0):
+            await queue.put(trajectory(group, sibling, [sibling] * 3), lease)
+        events = bus.log.events()
+    with closing(SegmentStorage(COLUMNS, tmp_path)) as storage:
+        storage.scan(0)
+        for row, column in ((group, "prompt"), *((f"{group}/{n}", "token_ids") for n in (0, 1))):
+            storage.adopt(row, column)
+        for sibling in (0, 1):
+            storage.adopt(f"{group}/{sibling}/0", "span")
+        again = Bus(storage=storage)
+        index = BusIndex.replay(events, COLUMNS, again.log, 1000, 1 << 20)
+        queue = TransferQueue(COLUMNS, storage, again.log, again.clock, 1000, 1 << 20, index)
+        for subscription in (ROLLOUT, REWARD, TRAINER):
+            await queue.subscribe(subscription)
+        for sibling in (1, 0):
+            await queue.put([RowPut(f"{group}/{sibling}", {"reward": float(sibling)})], lease)
+        await queue.ack(lease)
+        fetched = await queue.fetch(await queue.take("trainer", "t"))
+        pairs = [(fetched.get(row, "token_ids").tolist(), fetched.get(row, "reward")) for row in fetched.ids]
+        assert pairs == [([0] * 3, 0.0), ([1] * 3, 1.0)]
+        await queue.close()
+
+
+async def test_case_m6_filtered_groups_leave_the_disk_too(tmp_path: Path) -> None:
+    with closing(SegmentStorage(COLUMNS, tmp_path, segment_bytes=1 << 14)) as storage:
+        queue = await Bus(storage=storage).start()
+        counts, kept = [], []
+        for number in range(30):
+            group = await admit(queue, number)
+            receipt = await queue.take("rollout", "r")
+            await finish(queue, group, receipt.lease, [1] * 500)
+            kept.append(len(segment_files(tmp_path)))
+            await queue.end(group_id(number))
+            storage.prune(storage.rotate())
+            counts.append(len(segment_files(tmp_path)))
+        assert len(storage) == 0
+        assert (max(counts), min(kept)) == (0, 1)
+
+
+async def test_case_m7_a_lost_segment_takes_nothing_from_this_life_and_is_a_typed_error_in_the_next(
+    tmp_path: Path,
+) -> None:
+    with closing(SegmentStorage(COLUMNS, tmp_path)) as storage:
+        queue = await Bus(storage=storage).start()
+        group = await admit(queue, 0)
+        receipt = await queue.take("rollout", "r")
+        await finish(queue, group, receipt.lease, [7] * 5000)
+        taken = await queue.take("trainer", "t")
+        for _, path in segment_files(tmp_path):
+            path.unlink()
+        assert (await queue.fetch(taken)).get(f"{group}/0/0", "token_ids").tolist() == [7] * 5000
+    with closing(SegmentStorage(COLUMNS, tmp_path)) as again:
+        again.scan(0)
+        with pytest.raises(TransportError, match=f"row '{group}/0'.*'token_ids'"):
+            again.adopt(f"{group}/0", "token_ids")

@@ -19,11 +19,18 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Recipe files and overrides, each in the order given."""
     paths, overrides = [], []
     for argument in arguments:
-        if _OVERRIDE.match(argument) and not Path(argument).exists():
+        if _OVERRIDE.match(argument) and not _exists(argument):
             overrides.append(argument)
         else:
             paths.append(Path(argument))
     return paths, overrides
+
+
+def _exists(argument: str) -> bool:
+    try:
+        return Path(argument).exists()
+    except OSError:
+        return False  # a whole list as an override is longer than any file's name
 
 
 def open_run(path: Path) -> tuple[RunConfig, RunDirectory]:
