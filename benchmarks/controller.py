@@ -8,7 +8,6 @@ exclusively; the rest (roles, episodes, router, emulated engines, event loop) is
 
 import argparse
 import cProfile
-import gc
 import logging
 import math
 import pstats
@@ -20,6 +19,7 @@ from importlib import import_module
 from benchmarks.emulation import EmulatedRun, Profile, emulate
 from benchmarks.outcome import Aim, report
 from benchmarks.stopwatch import Stopwatch
+from relax.runtime.collector import calm_collector
 
 ENGINES = (1, 32, 1024)
 COST_AIM_US = 200.0
@@ -68,8 +68,7 @@ def _load(name: str) -> type:
 
 def measure(engines: int, trajectories: int) -> Cost:
     profile, watch = profile_of(engines, trajectories), Stopwatch()
-    gc.collect()
-    with watch.watching(classes()):
+    with watch.watching(classes()), calm_collector():  # as a run does
         started = time.thread_time()
         count = emulate(profile, lambda run: len(run.durations))
         whole = time.thread_time() - started

@@ -201,10 +201,6 @@ class Ledger:
         ).fetchall()
         return sorted((dict(row) for row in found), key=lambda row: [int(part) for part in row["id"].split("/")[1:]])
 
-    def has_groups(self) -> bool:
-        """Whether any group has ended."""
-        return self._connection.execute("SELECT 1 FROM group_ LIMIT 1").fetchone() is not None
-
     def counts(self) -> dict[str, int]:
         """Groups per end state."""
         rows = self._connection.execute("SELECT state, COUNT(*) AS n FROM group_ GROUP BY state").fetchall()

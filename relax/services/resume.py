@@ -36,11 +36,24 @@ class RunState:
         """Groups in flight at the cut."""
         return len(self.controller["register"]["outstanding"])
 
+    @property
+    def num_final(self) -> int:
+        """Groups that had ended for good at the cut: those that the ledger holds."""
+        register = self.controller["register"]
+        account = register["account"]
+        return int(account["admitted"] - account["outstanding"] - len(register["unsettled"]))
+
     def to_json(self) -> dict[str, Json]:
         return asdict(self) | {"controller": self.controller, "bus": self.bus}
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> "RunState":
+        missing = [name for name in RunState.__dataclass_fields__ if name not in value]
+        if missing:
+            raise UserError(
+                f"a snapshot or checkpoint says nothing of {', '.join(missing)}: another version of relax wrote it; resume with "
+                "that version, or start a new run from its model"
+            )
         fields = {name: value[name] for name in RunState.__dataclass_fields__}
         return RunState(**fields | {"stages": [(name, steps) for name, steps in value["stages"]]})
 

@@ -214,12 +214,14 @@ class Run:
             return
         self._folder, state = found
         check_stages(state, [(stage.name, stage.steps) for stage in self._config.stages])
-        if not self._ledger.has_groups() and state.controller["register"]["account"]["trained"]:
+        self._ledger.cut_after(state.event, state.step)
+        found_groups = sum(self._ledger.counts().values())
+        if found_groups != state.num_final:
             raise UserError(
-                f"{self._directory.ledger} is gone or empty; bring it back, or start a new run from the checkpoint's model"
+                f"{self._directory.ledger} holds {found_groups} ended groups of the {state.num_final} that it had at step "
+                f"{state.step}: it is gone, or an older copy; bring it back, or start a new run from the checkpoint's model"
             )
         self._state = state
-        self._ledger.cut_after(state.event, state.step)
         self._samples.start_at(state.step)
         if self._restore_data(state):
             state = replace(state, bus=None)  # other prompts than those that the journal's tail speaks of

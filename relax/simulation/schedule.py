@@ -28,6 +28,8 @@ from relax.simulation.violation import EVENTS_SHOWN, PROGRESS, Failure, Violatio
 PATIENCE_S = 4000.0
 """Virtual seconds that may pass without a step or a group's end; several times what all attempts of a group may take."""
 MAX_EVENTS = 60_000
+FIRST_KILL = 600
+"""A run is killed for the first time within so many events: few runs have many more."""
 
 
 class World:
@@ -96,9 +98,10 @@ class World:
         disk, setting = self.disk, self.setting.disk
         disk.kill_at = None
         if self._kills:
-            self._kills -= 1
             last = disk.events[-1].number if disk.snapshots and disk.events else 0
-            disk.kill_at = last + self.random.randint(1, setting.gap)
+            is_first = self._kills == setting.kills or not disk.snapshots
+            self._kills -= 1
+            disk.kill_at = last + self.random.randint(1, FIRST_KILL if is_first else setting.gap)
             disk.torn = self.random.random() < setting.torn
 
     def _live(self, recovered: RecoveredStage | None) -> None:

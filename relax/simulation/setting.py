@@ -79,7 +79,8 @@ class RoleSetting:
 class DiskSetting:
     """A snapshot follows every `snapshot_every`-th step and takes up to `snapshot_s`.
 
-    The whole run is killed `kills` times, each after up to `gap` more events; `torn` is a kill's chance to lose its last event.
+    The whole run is killed `kills` times, first anywhere, then after up to `gap` more events each; `torn` is a kill's chance to lose
+    its last event.
     Gate and bus alone are brought back `rebuilds` times.
     """
 
@@ -115,12 +116,12 @@ def _rate(random: Random, *rates: float) -> float:
 
 
 def _disk(random: Random) -> DiskSetting:
-    kills = random.choice((0, 0, 1, 1, 2, 4))
+    kills = random.choice((0, 0, 1, 2, 4))
     return DiskSetting(
-        snapshot_every=random.choice((1, 1, 2, 3)),
+        snapshot_every=random.choice((1, 2, 3)),
         snapshot_s=random.choice((0.0, 0.5, 3.0)),
         kills=kills,
-        gap=random.choice((40, 200, 800)),
+        gap=random.choice((20, 100, 300)),
         torn=random.choice((0.0, 0.3)),
         rebuilds=random.choice((0, 0, 2)),
     )
@@ -130,7 +131,7 @@ def _stage(random: Random, index: int, num_stages: int, snapshot_every: int) -> 
     groups_per_step = random.randint(1, 6)
     max_staleness = random.choice((0, 1, 1, 2, 3, 4))
     steps = max(2, (10 if groups_per_step > 3 else 16) // (num_stages + 1))
-    oversample = random.choice((0, 0, 0, 1, 2, groups_per_step))
+    oversample = random.choice((0, 0, 0, 0, 1, 2, groups_per_step))
     capacity = (max_staleness + 1 + snapshot_every) * groups_per_step + oversample
     return StageSetting(
         name=f"stage-{index}",
@@ -157,7 +158,7 @@ def _engine(random: Random) -> EngineSetting:
         engines=random.randint(1, 5),
         slots=random.randint(1, 6),
         mode=random.choice(_MODES),
-        sigma=random.choice((0.3, 1.0, 1.5)),
+        sigma=random.choice((0.3, 1.0, 2.0, 3.0)),
         lag_s=random.choice((0.0, 1.0, 5.0, 20.0)),
         request_failure=_rate(random, 0.02, 0.1),
         load_failure=_rate(random, 0.1, 0.3),

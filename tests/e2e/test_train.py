@@ -341,5 +341,5 @@ async def test_a_run_whose_ledger_is_gone_is_not_resumed(tmp_path: Path) -> None
     await train(config, stop_after=5)
     for path in run_root(config).glob("ledger.sqlite*"):
         path.unlink()
-    with pytest.raises(UserError, match=r"ledger\.sqlite is gone or empty"):
+    with pytest.raises(UserError, match=r"ledger\.sqlite holds 0 ended groups .* it is gone, or an older copy"):
         await train(config, resume=True)

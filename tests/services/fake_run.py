@@ -17,6 +17,7 @@ from relax.core.message import Json
 from relax.services.directory import RunDirectory
 from relax.services.ledger import Ledger
 from relax.services.monitors.hub import MonitorHub
+from relax.services.resume import RunState
 from relax.services.summary import write_summary
 from relax.training.checkpoint import CheckpointStore
 from tests.services.story import STEPS, step_metrics, write_story
@@ -80,4 +81,7 @@ class Run:
             ledger.close()
 
     def _checkpoint(self, step: int) -> None:
-        CheckpointStore(self._directory.checkpoints).write(step, lambda folder: None)
+        stages = [(stage.name, stage.steps) for stage in self._config.stages]
+        controller = {"register": {"outstanding": []}}
+        state = RunState(step, len(stages) - 1, stages, 0, 0, controller, {}, {})
+        CheckpointStore(self._directory.checkpoints).write(step, lambda folder: None, state.to_json())

@@ -31,7 +31,7 @@ def test_two_seeds_give_two_histories() -> None:
 
 def test_the_events_of_schedules_show_what_they_attack() -> None:
     kinds: set[str] = set()
-    for seed in range(40):
+    for seed in range(60):
         kinds |= {line.split()[1] for line in history(seed)}
     assert kinds >= {
         *("bus/expire", "bus/release", "bus/late", "bus/settle", "bus/end"),
