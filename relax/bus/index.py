@@ -345,4 +345,4 @@ class BusIndex:
 
 
 def _notes(cells: Mapping[str, CellNote]) -> dict[str, Json]:
-    return {name: list(note) for name, note in cells.items()}
+    return dict(cells)  # a note is a tuple, which JSON writes as a list

@@ -16,7 +16,7 @@ from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
 from relax.bus.storage import FrozenRows
 from relax.bus.waiter import Admission, Line, Take
-from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, check_columns, first_note
+from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, WritePlan, check_columns, first_note
 from relax.core.column import Column
 from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
@@ -126,7 +126,7 @@ class TransferQueue:
         writes = [RowWrite(put.id, self._notes(put.id, cells[put.id]), put.children) for put in puts]
         plan = self._index.plan(lease, writes)
         # Stored before the event says so: what an event names is there.
-        self._storage.put(FrozenRows({w.id: {name: cells[w.id][name] for name in w.cells} for w in plan.fresh}))
+        self._storage.put(_fresh_rows(plan, cells))
         self._follow(self._index.commit(lease, plan, self._clock.time()))
         return PutReport(plan.late, plan.superseded)
 
@@ -323,6 +323,16 @@ class TransferQueue:
     def _check_open(self) -> None:
         if self._closed:
             raise QueueClosedError("the queue is closed; end the role's loop")
+
+
+def _fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> FrozenRows:
+    """The cells of a plan's fresh rows: those that were not there before."""
+    rows = {
+        write.id: given if len(given) == len(write.cells) else {name: given[name] for name in write.cells}
+        for write in plan.fresh
+        for given in [cells[write.id]]
+    }
+    return FrozenRows(rows, sum([note.num_bytes for write in plan.fresh for note in write.cells.values()]))
 
 
 def read_group(index: BusIndex, storage: Storage, group: GroupId) -> Fetched:

@@ -57,7 +57,8 @@ class SegmentWriter:
             self._map = mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)
             self._end = 0
             self._has_failed = False
-            self._append([bytes(SCHEMA.serialize())])
+            schema = bytes(SCHEMA.serialize())
+            self._append([schema], len(schema))
         except OSError as error:
             raise cannot_write(path.parent, error) from error
 
@@ -74,7 +75,8 @@ class SegmentWriter:
             ends.append(ends[-1] + size + len(padding))
             parts += (payload, padding)
             checksum = zlib.crc32(padding, zlib.crc32(payload, checksum))
-        end = self._append([_head(rows, encoded, ends, checksum), *parts])
+        head = _head(rows, encoded, ends, checksum)
+        end = self._append([head, *parts], len(head) + ends[-1])
         return self._kept(rows, ends, end - ends[-1])
 
     def _kept(
@@ -100,16 +102,14 @@ class SegmentWriter:
             os.ftruncate(self._file.fileno(), self._end)
             self._file.close()
 
-    def _append(self, parts: list[Any]) -> int:
-        """Write what gives a whole message together; returns the new end. What a failed write left is written over."""
-        size = 0
+    def _append(self, parts: list[Any], size: int) -> int:
+        """Write parts of `size` bytes together, a whole message; returns the new end. What a failed write left is written over."""
         try:
             if self._has_failed:
                 self._file.seek(self._end)
             self._has_failed = True
-            for part in _gathered(parts):
+            for part in _gathered(parts, size):
                 write_all(self._file, part)
-                size += len(part)
             self._has_failed = False
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
@@ -181,8 +181,11 @@ def _known_texts(texts: tuple[str, ...]) -> TextColumn:
     return text_column(texts)
 
 
-def _gathered(parts: Iterable[Any]) -> Iterator[bytes | memoryview]:
+def _gathered(parts: list[Any], size: int) -> Iterator[bytes | memoryview]:
     """The parts as flat bytes: small neighbours joined, large ones as they are."""
+    if size < _JOINED_BYTES:
+        yield b"".join(parts)
+        return
     small: list[Any] = []
     for part in parts:
         if part.nbytes < _JOINED_BYTES if type(part) is np.ndarray else len(part) < _JOINED_BYTES:

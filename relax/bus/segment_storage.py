@@ -56,7 +56,9 @@ class SegmentStorage:
     def put(self, rows: Mapping[str, Mapping[str, Any]]) -> int:
         """Append cells of rows; returns their bytes. Raises InvariantError (TQ1, TQ6), UserError when the disk is full."""
         frozen = freeze_rows(self._columns, rows)
-        size = sum(num_bytes(value) for cells in frozen.values() for value in cells.values())
+        size = frozen.num_bytes
+        if size is None:
+            size = sum(num_bytes(value) for cells in frozen.values() for value in cells.values())
         written = {row: cells for row, cells in frozen.items() if cells}
         kept = self._open(size, sum(map(len, written.values()))).put(written) if written else {}
         for row in rows:
@@ -141,10 +143,9 @@ class SegmentStorage:
 
     def _keep(self, row: str, number: int, cells: Mapping[str, Any]) -> None:
         self._rows.setdefault(row, {}).update(cells)
-        if not cells:
-            return
-        self._places.setdefault(row, set()).add(number)
-        self._segments[number].rows.add(row)
+        if cells:
+            self._places.setdefault(row, set()).add(number)
+            self._segments[number].rows.add(row)
 
 
 def segment_files(directory: Path) -> list[tuple[int, Path]]:

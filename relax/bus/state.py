@@ -223,8 +223,10 @@ def _subscription(data: Mapping[str, Json]) -> Subscription:
 def _write_row(tree: Tree, row: Mapping[str, Json], lease: str) -> tuple[Node, frozenset[str], bool]:
     known = tree.nodes.get(row["id"])
     node = known or tree.add(row["id"])
+    cells = node.cells
     for name, (digest, size) in row["cells"].items():
-        tree.mark(node, name, CellMark(digest, size, lease))
+        cells[name] = CellMark(digest, size, lease)
+        tree.num_bytes += size
     if row["children"] is not None:
         tree.declare(node, row["children"], lease)
     return node, frozenset(row["cells"]), known is None

@@ -59,7 +59,16 @@ def thaw_cells(row: str, cells: Mapping[str, Any], columns: Sequence[str]) -> di
 
 
 class FrozenRows(dict[str, dict[str, Any]]):
-    """Rows that `freeze_rows`, or the queue, has checked and frozen already: a storage keeps these very cells."""
+    """Rows that `freeze_rows`, or the queue, has checked and frozen already: a storage keeps these very cells.
+
+    `num_bytes` is the size of all of them, where it is known.
+    """
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self, rows: Mapping[str, dict[str, Any]], num_bytes: int | None = None) -> None:
+        super().__init__(rows)
+        self.num_bytes = num_bytes
 
 
 def freeze_rows(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, Any]]) -> FrozenRows:

@@ -85,10 +85,12 @@ STAGE_RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the run is: its newest checkpoint or snapshot. `step` None: there is none, so the run begins again."""
+    """Where the run is: its newest checkpoint or snapshot, and the groups in flight there. `step` None: there is none, so the run
+    begins again."""
 
     step: int | None
     stage: int = 0
+    num_outstanding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,9 @@ def _misfits(before: RunConfig, after: RunConfig, progress: Progress) -> Iterato
     end = sum(stage.steps for stage in after.stages[: progress.stage + 1])
     if end < progress.step:
         yield (*path, "steps"), f"stage {new.name}: it would end at step {end}, but step {progress.step} is reached"
+    if end == progress.step and new.steps < old.steps and progress.num_outstanding:
+        flying = f"{progress.num_outstanding} groups in flight"
+        yield (*path, "steps"), f"stage {new.name}: it would end at step {end}, the step that is reached, with {flying}"
 
 
 def _shown(value: Any) -> str:

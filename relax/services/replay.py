@@ -113,7 +113,9 @@ async def replay(config: RunConfig, directory: RunDirectory) -> ReplayReport:
         steps = _read_steps(config, directory, assembly, span)
         missing = [step for step in range(span.start.step, span.end.step) if step not in steps]
         if missing:
-            raise UserError(f"the journal of {directory.root} does not hold the steps {missing}; nothing can be replayed")
+            raise UserError(
+                f"the journal of {directory.root} does not hold the steps {missing}; nothing can be replayed"
+            )
         await _train(config, assembly, span, steps)
         captured = await assembly.compute("trainer").run(assembly.backend.capture)
         with tempfile.TemporaryDirectory() as folder:
@@ -149,9 +151,7 @@ def _stage_of(config: RunConfig, step: int) -> int:
     return len(config.stages)
 
 
-def _read_steps(
-    config: RunConfig, directory: RunDirectory, assembly: Assembly, span: Span
-) -> dict[int, TakenStep]:
+def _read_steps(config: RunConfig, directory: RunDirectory, assembly: Assembly, span: Span) -> dict[int, TakenStep]:
     """Follow the journal from the older snapshot to the newer one and keep what each step took, with its rows."""
     log = MemoryLog(assembly.clock, keep=0)
     gate = Gate(log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))

@@ -145,7 +145,12 @@ class Run:
         self._log = MemoryLog(assembly.clock, EVENTS_KEPT, None if self._journal is None else self._journal.write)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
-            self._ledger, assembly.compute("ledger"), lambda: self._log.last_number, self._hub.step, self._hub.samples, self._samples
+            self._ledger,
+            assembly.compute("ledger"),
+            lambda: self._log.last_number,
+            self._hub.step,
+            self._hub.samples,
+            self._samples,
         )
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)

@@ -66,9 +66,7 @@ class Crew:
     wrap: Wrap = lambda name, target: target
 
 
-async def run_stage(
-    crew: Crew, setup: StageSetup, source: Source, recovered: BusIndex | None = None
-) -> None:
+async def run_stage(crew: Crew, setup: StageSetup, source: Source, recovered: BusIndex | None = None) -> None:
     """Train the steps `bounds.first .. bounds.end - 1`, on the bus that an interrupted run left if there is one."""
     bounds, controller = setup.bounds, crew.controller
     controller.register.observe = source.observe

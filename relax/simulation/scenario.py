@@ -8,11 +8,14 @@ from random import Random
 from typing import Literal
 
 from relax.core.protocol import LoadMode
+from relax.services.gate_state import GatePolicy, OverAge
+
+OVER_AGE: tuple[OverAge, ...] = ("wait", "mask", "requeue")
 
 
 @dataclass(frozen=True, slots=True)
 class StageScenario:
-    """`space_groups` is how many groups fit on the bus beyond `(S + 1) * B`."""
+    """`space_groups` is how many groups fit on the bus beyond what the stage needs."""
 
     name: str
     algorithm: Literal["supervised", "grpo", "dapo"]
@@ -23,6 +26,7 @@ class StageScenario:
     max_lost: int
     kl_weight: float
     space_groups: int
+    policy: GatePolicy = GatePolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +108,24 @@ def _rate(random: Random, *rates: float) -> float:
 
 def _stage(random: Random, index: int, kind: str) -> StageScenario:
     supervised = kind == "supervised"
+    max_staleness = random.randint(0, 1 if supervised else 3)
     return StageScenario(
         name=f"stage-{index}",
         algorithm="supervised" if supervised else random.choice(("grpo", "dapo")),
         steps=random.randint(2, 5),
         groups_per_step=random.randint(1, 5),
-        max_staleness=random.randint(0, 1 if supervised else 3),
+        max_staleness=max_staleness,
         group_size=1 if supervised else random.randint(2, 4),
         max_lost=random.choice((1, 2, 5, 1000)),
         kl_weight=random.choice((0.0, 0.0, 0.1)),
         space_groups=random.choice((0, 1, 5)),
+        policy=GatePolicy() if supervised else _policy(random, max_staleness),
     )
+
+
+def _policy(random: Random, max_staleness: int) -> GatePolicy:
+    over_age = random.choice(OVER_AGE) if max_staleness else "wait"
+    return GatePolicy(over_age, random.choice((0, 1, 2)), random.choice((0, 0, 0, 1, 3)))
 
 
 def _fleet(random: Random) -> FleetScenario:

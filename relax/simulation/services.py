@@ -42,7 +42,6 @@ from relax.services.snapshot import Snapshots, StageCursor, Trainable
 from relax.services.stage import Crew, StageSetup, run_stage
 from relax.services.task import Task
 from relax.simulation.audit import Audit, check_space
-from relax.simulation.torn_disk import SEGMENT_BYTES, Disk, SnapshotMemory
 from relax.simulation.fake import (
     MAX_TOKENS,
     TASK,
@@ -56,6 +55,7 @@ from relax.simulation.fake import (
     engine_config,
 )
 from relax.simulation.scenario import Scenario, StageScenario, draw_scenario
+from relax.simulation.torn_disk import SEGMENT_BYTES, Disk, SnapshotMemory
 from relax.simulation.violation import PROGRESS, Failure, Violation, failure_of
 from relax.simulation.virtual import StandstillError, VirtualCompute, VirtualLoop, run_virtual
 from relax.weights.store import WeightStore
@@ -178,6 +178,7 @@ class ServiceRun:
         size = GroupSize(stage.group_size, rows, rows * _ROW_BYTES)
         unsettled = min(self.scenario.snapshot_every, stage.steps)
         groups = (stage.max_staleness + 1 + unsettled) * stage.groups_per_step + stage.space_groups
+        groups += stage.policy.oversample
         concurrency = self.scenario.fleet.engines * self.scenario.fleet.slots * 2
         sampling = Sampling(max_tokens=MAX_TOKENS)
         return StageSetup(
@@ -189,13 +190,19 @@ class ServiceRun:
                 stage.max_staleness,
                 size,
                 stage.max_lost,
+                policy=stage.policy,
                 max_empty_steps=1000,
                 max_nonfinite_steps=1000,
             ),
             plan=make_plan(algorithm),
             algorithm=algorithm,
             rollout=RolloutSettings(stage.group_size, sampling, EpisodeLimits(self.scenario.seed, 1000), concurrency),
-            trainer=TrainerSettings(self.random.choice((16, 64, 4096)), stage.max_staleness, self.scenario.in_order),
+            trainer=TrainerSettings(
+                self.random.choice((16, 64, 4096)),
+                stage.max_staleness,
+                self.scenario.in_order,
+                masks_over_age=stage.policy.over_age == "mask",
+            ),
             max_rows=groups * rows,
             max_bytes=groups * size.num_bytes,
         )

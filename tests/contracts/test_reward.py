@@ -13,7 +13,6 @@ from relax.core.trajectory import Trajectory, Turn
 from relax.runtime.pool import ProcessPool
 from relax.tasks.table import REWARDS
 
-
 GYM = {"dataset": "basic_arithmetic", "entry": {"question": "6*7", "answer": "42", "metadata": {"difficulty": {}}}}
 
 

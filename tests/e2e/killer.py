@@ -58,7 +58,7 @@ def _arm(number: int, torn: bool) -> None:
     def write_or_die(self: Any, event: Event) -> None:
         if event.number == number:
             if torn:
-                write_all(self._file, b"01234567 [%d,0.5,\"bus/pu" % number)
+                write_all(self._file, b'01234567 [%d,0.5,"bus/pu' % number)
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, event)
 

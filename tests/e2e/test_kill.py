@@ -30,7 +30,9 @@ def recipe(directory: Path, name: str, staleness: int, deterministic: bool, **se
 
 def play(jobs: Sequence[tuple[Path, bool, int | None, bool]]) -> list[str]:
     """Run the jobs one after another: (recipe, resume, kill at event, torn)."""
-    lines = [json.dumps(dict(zip(("recipe", "resume", "kill_at", "torn"), (str(j[0]), *j[1:]), strict=True))) for j in jobs]
+    lines = [
+        json.dumps(dict(zip(("recipe", "resume", "kill_at", "torn"), (str(j[0]), *j[1:]), strict=True))) for j in jobs
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.e2e.killer"], input="\n".join(lines), capture_output=True, text=True, timeout=240
     )
@@ -57,7 +59,9 @@ def outcome(path: Path) -> dict[str, Any]:
         "counts": ledger.counts(),
         "learning rates": ledger.metric("train/learning_rate"),
         "steps": [step for step, _ in ledger.metric("train/groups")],
-        "violations": ledger.staleness_violations({"warm-up": config.rollout.max_staleness, "rl": config.rollout.max_staleness}),
+        "violations": ledger.staleness_violations(
+            {"warm-up": config.rollout.max_staleness, "rl": config.rollout.max_staleness}
+        ),
     }
     ledger.close()
     return found

@@ -91,6 +91,15 @@ def test_too_few_steps_are_refused_once_and_not_called_allowed(tmp_path: Path) -
     assert judged(tmp_path, "stages.rl.steps=5").allowed == ()
 
 
+def test_a_stage_does_not_end_at_the_step_that_is_reached_while_groups_are_in_flight(tmp_path: Path) -> None:
+    in_flight = judged(tmp_path, "stages.rl.steps=10", progress=Progress(30, 1, num_outstanding=4))
+    assert in_flight.refused == (
+        "stage rl: it would end at step 30, the step that is reached, with 4 groups in flight",
+    )
+    assert judged(tmp_path, "stages.rl.steps=10", progress=Progress(30, 1)).refused == ()
+    assert judged(tmp_path, "stages.rl.steps=11", progress=Progress(30, 1, num_outstanding=4)).refused == ()
+
+
 def test_what_no_rule_knows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import relax.services.change as module
 

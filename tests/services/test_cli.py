@@ -184,6 +184,12 @@ def test_a_file_whose_name_holds_an_equals_sign_is_a_recipe(
 # --- train ---
 
 
+def test_an_override_may_be_longer_than_the_name_of_any_file(relax: Relax, recipe: Path) -> None:
+    override = "data.chat_template_args={" + ", ".join(f"key_{number}: {number}" for number in range(100)) + "}"
+    result = relax("config", "show", recipe, override)
+    assert (result.code, "key_99: 99" in result.out) == (0, True)
+
+
 def test_a_finished_run_prints_its_summary_its_curve_and_where_things_are(
     relax: Relax, recipe: Path, root: Path
 ) -> None:

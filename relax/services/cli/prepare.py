@@ -44,6 +44,7 @@ class Saved:
     step: int
     stage: int | None
     age_s: float
+    num_outstanding: int
 
 
 def read_request(arguments: list[str], resume: bool, overwrite: bool) -> Request:
@@ -141,7 +142,7 @@ def _progress(request: Request) -> Progress:
     if saved is None or request.before is None:
         return Progress(None)
     at_end = outline_of(request.before).index_of(saved.step)
-    return Progress(saved.step, at_end if saved.stage is None else saved.stage)
+    return Progress(saved.step, at_end if saved.stage is None else saved.stage, saved.num_outstanding)
 
 
 def _goes_further(request: Request) -> bool:
@@ -185,7 +186,9 @@ def newest_saved(directory: RunDirectory) -> Saved | None:
         if newest is not None:
             meta = read_meta(newest)
             age_s = max(0.0, time.time() - newest.stat().st_mtime)
-            found.append(Saved(kind, int(meta["step"]), meta.get("stage"), age_s))
+            register = meta.get("controller", {}).get("register", {})
+            num_outstanding = len(register.get("outstanding", ()))
+            found.append(Saved(kind, int(meta["step"]), meta.get("stage"), age_s, num_outstanding))
     return max(found, key=lambda saved: saved.step, default=None)
 
 
