@@ -69,7 +69,8 @@ class SegmentWriter:
     def put(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Append the cells of rows; returns them as they are to be kept. Raises UserError when the disk is full."""
         encoded = [_encode(value) for cells in rows.values() for value in cells.values()]
-        ends, parts, checksum = [0], [], 0
+        parts: list[Any] = []
+        ends, checksum = [0], 0
         for _, _, payload, size in encoded:
             padding = _PADDING[-size % _ALIGNMENT]
             ends.append(ends[-1] + size + len(padding))

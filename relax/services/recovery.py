@@ -57,22 +57,17 @@ class TakeLog:
     """What each step took, in portions: one for each lease of the trainer (TQ8)."""
 
     portions: dict[int, list[Take]] = field(default_factory=dict)
-    leases: dict[str, Take] = field(default_factory=dict)
 
-    def add(self, take: Take, lease: str | None = None) -> None:
+    def add(self, take: Take) -> None:
         self.portions.setdefault(take.step, []).append(take)
-        if lease is not None:
-            self.leases[lease] = take
 
-    def give_back(self, lease: str) -> None:
-        take = self.leases.pop(lease, None)
-        if take is not None:
-            self.portions[take.step].remove(take)
+    def give_back(self, step: int, group: GroupId) -> None:
+        """The group was put back, and with it all that its lease held."""
+        self.portions[step] = [take for take in self.portions.get(step, ()) if group not in take.groups]
 
     def forget_from(self, step: int) -> None:
         """The trainer restarted there: what it takes from now on counts."""
         self.portions = {known: takes for known, takes in self.portions.items() if known < step}
-        self.leases.clear()
 
     def of(self, steps: range) -> list[Take]:
         return [take for step in steps for take in self.portions.get(step, ())]
@@ -282,11 +277,11 @@ class Recovery:
     def _leased(self, data: Mapping[str, Json]) -> None:
         if data["consumer"] == TRAINER and not self._gate.is_retaking:
             groups = [GroupId(unit) for unit in data["units"]]
-            self._takes.add(self._gate.portion(self._gate.step, groups), data["lease"])
+            self._takes.add(self._gate.portion(self._gate.step, groups))
 
-    def _returned(self, data: Mapping[str, Json]) -> None:
-        for lease in data["leases"]:
-            self._takes.give_back(lease)
+    def _put_back(self, data: Mapping[str, Json]) -> None:
+        """A lease came back, or was acked by a process that ended before its step did."""
+        self._takes.give_back(data["step"], GroupId(data["group"]))
 
     # --- after the tail ---
 
@@ -353,8 +348,7 @@ _AFTER: Mapping[str, Callable[[Recovery, Mapping[str, Json]], None]] = {
     "gate/change": Recovery._changed,
     "gate/withdraw": Recovery._withdrawn,
     "bus/lease": Recovery._leased,
-    "bus/release": Recovery._returned,
-    "bus/expire": Recovery._returned,
+    "gate/put_back": Recovery._put_back,
 }
 
 

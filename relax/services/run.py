@@ -219,6 +219,7 @@ class Run:
             return
         self._folder, state = found
         check_stages(state, [(stage.name, stage.steps) for stage in self._config.stages])
+        accepted = self._restore_data(state)  # refuses before anything is changed
         self._ledger.cut_after(state.event, state.step)
         found_groups = sum(self._ledger.counts().values())
         if found_groups != state.num_final:
@@ -228,8 +229,10 @@ class Run:
             )
         self._state = state
         self._samples.start_at(state.step)
-        if self._restore_data(state):
-            state = replace(state, bus=None)  # other prompts than those that the journal's tail speaks of
+        stage = self._config.stages[state.stage]
+        if accepted or stage.steps < dict(state.stages)[stage.name]:
+            # The journal's tail speaks of other prompts, or of steps that the stage does not have any more.
+            state = replace(state, bus=None)
         self._snapshots.adopt(complete_states(self._snapshot_store))
         self._recovered = recover(state, self._journal, self._log, self._controller, self._stage_place)
         if self._evaluation is not None:

@@ -271,8 +271,8 @@ def test_wrong_override_is_refused_by_name(recipe: Path, override: str, expected
 def test_unknown_key_names_path_line_and_suggestion(recipe: Path, tmp_path: Path) -> None:
     extra = write(tmp_path, "rollout:\n  max_stalenes: 0\n")
     assert problems_of([recipe, extra]) == [
-        f"{extra}:2: rollout.max_stalenes: unknown key; did you mean 'max_staleness'? known: max_staleness, over_age, max_requeues, oversample, on_load, "
-        "replicas, engine, sampling, max_context_tokens, max_trajectory_tokens"
+        f"{extra}:2: rollout.max_stalenes: unknown key; did you mean 'max_staleness'? known: max_staleness, over_age, "
+        "max_requeues, oversample, on_load, replicas, engine, sampling, max_context_tokens, max_trajectory_tokens"
     ]
 
 

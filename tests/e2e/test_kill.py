@@ -118,3 +118,15 @@ def test_case_b4_a_run_killed_at_any_event_trains_the_same_prompts(
     play(jobs)
     for path in paths:
         assert outcome(path) == expected, path
+
+
+def test_a_killed_run_goes_on_with_fewer_steps_than_its_journal_has_reached(tmp_path: Path) -> None:
+    """The tail is of no use then: the groups in flight run again, and what is trained is what the shorter run trains."""
+    training = {**tiny_tree(tmp_path)["training"], "snapshot_every": 3, "checkpoint": {"every": 100, "keep_last": 1}}
+    path = recipe(tmp_path, "shorter", 1, False, training=training)
+    assert play([(path, False, 330, False)]) == ["killed"]
+    path.write_text(path.read_text().replace("steps: 5", "steps: 4"))
+    assert play([(path, True, None, False)]) == ["ended"]
+    found = outcome(path)
+    assert found["steps"] == list(range(7))
+    assert len(found["trained"]) == len(set(found["trained"])) == 3 * 16 + 4 * 4

@@ -114,7 +114,7 @@ class Record:
 class Life:
     """One process of the run in `folder`. `crash_at` counts its events from 0: at those the folder is copied; negative numbers
     are snapshots while they are written. `crashes` are the copies. `luck` is another course of the same plan. `fill` is called
-    with the number of each snapshot or checkpoint that is written."""
+    with the number of each snapshot or checkpoint that is written; `crash_when` also decides by an event."""
 
     folder: Path
     plan: Plan
@@ -123,6 +123,7 @@ class Life:
     records_all: bool = False
     open_file: OpenFile = open_unbuffered
     fill: Callable[[int], None] = lambda number: None
+    crash_when: Callable[[Event], bool] = lambda event: False
     records: dict[int, Record] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     crashes: dict[int, Path] = field(default_factory=dict)
@@ -236,7 +237,7 @@ class Life:
         if self.records_all:
             self._record(event.number)
         self.events.append(event)
-        self._crash(len(self.events) - 1)
+        self._crash(len(self.events) - 1, self.crash_when(event))
 
     def _record(self, number: int) -> None:
         before = self.records.setdefault(number - 1, Record())
@@ -244,8 +245,8 @@ class Life:
         bus = None if self.bus is None else copied(self.bus._index.state())
         self.records[number] = Record(copied(self.gate.dump()), bus)
 
-    def _crash(self, point: int) -> None:
-        if point in self.crash_at:
+    def _crash(self, point: int, now: bool = False) -> None:
+        if now or point in self.crash_at:
             copy = self.folder.with_name(f"{self.folder.name}-{point}")
             shutil.copytree(self.folder, copy)
             self.crashes[point] = copy

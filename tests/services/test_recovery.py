@@ -139,6 +139,30 @@ def test_rule_rr3_recovery_may_be_killed_at_any_event_and_after(plan: Plan, tmp_
     assert thirds > 15
 
 
+def is_trainers_ack(event: Event) -> bool:
+    return event.kind == "bus/ack" and event.data["lease"].startswith("trainer:")
+
+
+def test_rule_rr2_what_was_acked_and_never_trained_is_taken_once_by_whoever_comes_next(tmp_path: Path) -> None:
+    """Killed between the last ack and the end of the step; the second life takes other portions, and dies after that end."""
+    plan = Plan(31, groups_per_step=3, staleness=2)
+    first = lived(Life(tmp_path / "run", plan, crash_when=is_trainers_ack))
+    thirds = 0
+    for point, folder in first.crashes.items():
+        second = Life(folder, plan, luck=point, crash_when=lambda event: event.kind == "gate/advance")
+        check_the_end(lived(second))
+        for copy in [*second.crashes.values()][:1]:
+            third = Life(copy, plan, luck=-point)
+            third.resume()
+            if third.state is not None:
+                check_after_recovery(third)
+                groups = [group for take in third.gate.retakes for group in take.groups]
+                assert len(groups) == len(set(groups))
+                thirds += bool(groups)
+            check_the_end(finished(third))
+    assert thirds > 3
+
+
 # --- a tail that cannot be used to its end ---------------------------------------------------------------------------
 
 

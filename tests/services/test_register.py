@@ -70,6 +70,9 @@ def test_rule_ac1_an_end_of_a_step_is_final_when_it_is_settled_and_not_before(wo
     assert (rows[first][1], rows[second][1]) == (9, 7), "each row has the event that closed it"
     world.register.settled([first])
     assert world.register.unsettled(5) == []
+    for group in (first, second):
+        with pytest.raises(KeyError):
+            world.register.prompt(group)  # nothing is kept for ever
 
 
 def test_rule_tq2_a_step_that_is_taken_back_leaves_its_groups_outstanding(world: World) -> None:

@@ -19,7 +19,6 @@ from relax.services.disk import check_disk
 from relax.services.file import write_whole
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
-from relax.services.resume import check_stages, newest_state
 from relax.training.checkpoint import CheckpointStore, read_meta
 
 MAX_LISTED = 10
@@ -83,7 +82,6 @@ def prepare(request: Request) -> list[str]:
     if request.resume:
         if directory.is_new:
             raise UserError(f"there is no run to resume in {directory.root}; leave --resume out to begin it")
-        _check_steps(request)
         told.append(f"going on with a run of {_found(request)}")
         told += [f"changed since the run began: {change}" for change in changes.allowed]
     elif not directory.is_new:
@@ -94,14 +92,6 @@ def prepare(request: Request) -> list[str]:
     if request.resume:
         directory.summary.unlink(missing_ok=True)
     return told
-
-
-def _check_steps(request: Request) -> None:
-    """What the run itself would refuse later, when its settings are written already."""
-    directory = request.directory
-    found = newest_state(CheckpointStore(directory.snapshots), CheckpointStore(directory.checkpoints))
-    if found is not None:
-        check_stages(found[1], [(stage.name, stage.steps) for stage in request.config.stages])
 
 
 def _begin_again(request: Request) -> list[str]:
