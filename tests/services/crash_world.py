@@ -108,6 +108,7 @@ class Record:
     bus: Any = None
     register: Any = None
     mood: int | None = None
+    lost: int = 0
 
 
 @dataclass
@@ -242,6 +243,7 @@ class Life:
     def _record(self, number: int) -> None:
         before = self.records.setdefault(number - 1, Record())
         before.register, before.mood = copied(self.register.dump()), self.source.mood
+        before.lost = self.controller._state.lost
         bus = None if self.bus is None else copied(self.bus._index.state())
         self.records[number] = Record(copied(self.gate.dump()), bus)
 

@@ -290,7 +290,7 @@ def keep_groups_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_released_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TakeLog, "give_back", lambda self, lease: None)
+    monkeypatch.setattr(TakeLog, "give_back", lambda self, step, group: None)
 
 
 def lose_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
