@@ -117,6 +117,14 @@ class Disk:
         self.events = [event for event in self.events if event.number > oldest]
         self.storage.prune(oldest)
 
+    def lose_snapshot(self) -> None:
+        """The newest is gone; the one before it counts again."""
+        self.snapshots.pop()
+
+    def oldest(self) -> RunState | None:
+        """The snapshot before the newest one."""
+        return RunState.from_json(json.loads(self.snapshots[0])) if len(self.snapshots) > 1 else None
+
     def newest(self) -> RunState | None:
         return RunState.from_json(json.loads(self.snapshots[-1])) if self.snapshots else None
 

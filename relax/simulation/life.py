@@ -4,6 +4,7 @@ Made by `schedule.World`, once at the start and once after each kill. Gate, regi
 the real ones, and so is the `Recovery` that brings them back.
 """
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -21,7 +22,7 @@ from relax.services.resume import RunState
 from relax.services.subscription import subscriptions
 from relax.simulation.book import Book
 from relax.simulation.control import Control, group_rows
-from relax.simulation.disk import Disk, cut
+from relax.simulation.disk import KEPT, Disk, cut
 from relax.simulation.dispatch import Dispatch
 from relax.simulation.engine import Engine
 from relax.simulation.loader import Loader
@@ -51,6 +52,7 @@ class Scene(Protocol):
     oracle: Oracle
     disk: Disk
     truth: BusTruth
+    truths: list[BusTruth]
     verdicts: Verdicts
 
 
@@ -214,8 +216,9 @@ class Life:
         if step != end and step % disk.snapshot_every:
             self._go_on(end, applied)
             return
-        state = cut(self._state())
-        self.timeline.after(self.random.uniform(0.0, disk.snapshot_s), lambda: self._covered(state, end, applied))
+        state, truth = cut(self._state()), deepcopy(self.scene.truth)
+        delay_s = self.random.uniform(0.0, disk.snapshot_s)
+        self.timeline.after(delay_s, lambda: self._covered(state, truth, end, applied))
 
     def _state(self) -> RunState:
         control, setting = self.control, self.setting
@@ -232,9 +235,10 @@ class Life:
             segment=0,
         )
 
-    def _covered(self, state: str, end: int, applied: bool) -> None:
+    def _covered(self, state: str, truth: BusTruth, end: int, applied: bool) -> None:
         """The snapshot is complete: what it covers is settled (TQ2)."""
         self.scene.disk.snapshot(state)
+        self.scene.truths = [*self.scene.truths, truth][-KEPT:]
         self.scene.oracle.snapshot(self.control.gate.step)
         self.control.settle(self.control.gate.step)
         self._go_on(end, applied)

@@ -330,9 +330,13 @@ class Oracle:
                 raise Violation("ST4", f"step {self.step} closed short with {count} groups due by {due}")
 
     def snapshot(self, step: int) -> None:
-        """A snapshot of this step is complete: what the steps before it did is final."""
+        """A snapshot of this step is complete: what the steps before it did is final, unless it is lost later."""
+        self.history = {known: groups for known, groups in self.history.items() if known >= self.snapshot_step}
         self.snapshot_step = step
-        self.history = {known: groups for known, groups in self.history.items() if known >= step}
+
+    def lose_snapshot(self, step: int) -> None:
+        """The snapshot of this step is the newest again: what was settled since is trained again."""
+        self.snapshot_step = step
 
     def _settled(self, data: Mapping[str, Json]) -> None:
         """TQ2: rows leave only once a snapshot covers the end of their group."""

@@ -6,6 +6,7 @@ real objects with what it knows itself.
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from random import Random
 
@@ -41,6 +42,7 @@ class World:
         self.timeline = Timeline()
         self.oracle = Oracle(only_consequences)
         self.truth = BusTruth(0, 0)
+        self.truths: list[BusTruth] = []
         self.verdicts = Verdicts()
         self.disk = Disk(self._observe)
         self._keep, self._past = keep, list[Event]()
@@ -59,8 +61,7 @@ class World:
     def _observe(self, event: Event) -> None:
         """An event has reached the disk. A stage begins with a bus of its own."""
         if event.kind == "gate/stage":
-            stage = next(stage for stage in self.setting.stages if stage.name == event.data["name"])
-            self.truth = BusTruth(max_rows(stage), max_bytes(max_rows(stage)))
+            self._begin_truth(event.data["name"])
         self.oracle.observe(event)
         self.truth.observe(event.kind, event.data)
 
@@ -87,11 +88,33 @@ class World:
         """Another process: of the last one only what the disk holds is left."""
         self.timeline.clear()
         self._life = self._new_life()
+        if self.random.random() < self.setting.disk.lost:
+            self._lose_snapshot()
         if not self.disk.snapshots:
             self.oracle.forget()
         recovered = self._life.recover()
         self._progress_at = self.timeline.now
         return recovered
+
+    def _lose_snapshot(self) -> None:
+        """The newest snapshot was damaged, and its folder removed: the one before it counts again, and the journal after it.
+
+        Unless steps of a stage that has ended would be undone: what the next stage did is void then, which is not simulated.
+        """
+        state = self.disk.oldest()
+        if state is None or "gate/stage" in [event.kind for event in self.disk.tail(state.event)]:
+            return
+        self.disk.lose_snapshot()
+        step, groups = state.step, self.oracle.groups
+        self.oracle.lose_snapshot(step)
+        self.truths.pop()
+        self.truth = deepcopy(self.truths[-1])
+        for event in self.disk.tail(state.event):
+            self.truth.replay(event.kind, event.data, lambda group: (groups[group].step or 0) < step)
+
+    def _begin_truth(self, name: str) -> None:
+        rows = max_rows(next(stage for stage in self.setting.stages if stage.name == name))
+        self.truth = BusTruth(rows, max_bytes(rows))
 
     def _plan_kill(self) -> None:
         """The next kill is some events ahead, in the middle of a recovery too."""

@@ -80,7 +80,7 @@ class DiskSetting:
     """A snapshot follows every `snapshot_every`-th step and takes up to `snapshot_s`.
 
     The whole run is killed `kills` times, first anywhere, then after up to `gap` more events each; `torn` is a kill's chance to lose
-    its last event.
+    its last event, `lost` a restart's chance to find the newest snapshot gone.
     Gate and bus alone are brought back `rebuilds` times.
     """
 
@@ -89,6 +89,7 @@ class DiskSetting:
     kills: int
     gap: int
     torn: float
+    lost: float
     rebuilds: int
 
 
@@ -123,6 +124,7 @@ def _disk(random: Random) -> DiskSetting:
         kills=kills,
         gap=random.choice((20, 100, 300)),
         torn=random.choice((0.0, 0.3)),
+        lost=random.choice((0.0, 0.3)),
         rebuilds=random.choice((0, 0, 2)),
     )
 

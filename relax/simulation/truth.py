@@ -166,6 +166,14 @@ class BusTruth:
         for group in data["groups"]:
             self._groups[GroupId(group)].closed = True
 
+    def replay(self, kind: str, data: Mapping[str, Json], covered: Callable[[GroupId], bool]) -> None:
+        """An event after a snapshot that counts again. Of what was settled since only that stays so which it covers."""
+        if kind == "bus/settle":
+            data = {"groups": [group for group in data["groups"] if covered(GroupId(group))]}
+        self.observe(kind, data)
+        if kind == "bus/end":
+            self.dropped([data["group"]])
+
     # --- what is complete ---------------------------------------------------------------------------------------------
 
     def check_receipt(self, receipt: Receipt) -> None:

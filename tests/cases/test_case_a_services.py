@@ -9,7 +9,7 @@ import pytest
 from relax.core.error import ConfigError
 from relax.core.id import group_id
 from relax.core.protocol import Candidate
-from relax.services.check import capacity, check_run
+from relax.services.check import capacity, check_run, gate_policy
 from relax.services.gate import Gate
 from relax.services.gate_state import GatePolicy, OverAge
 from relax.services.ledger import pack_versions, parse_versions
@@ -90,6 +90,23 @@ def test_case_a9_zero_differs_from_unset(tmp_path: Path, stage: int | None, expe
     tree["stages"][1]["max_staleness"] = stage
     config = tiny_config(tmp_path, stages=tree["stages"], rollout={**tree["rollout"], "max_staleness": 3})
     assert config.max_staleness_of(config.stages[1]) == expected
+
+
+def test_rule_st5_nothing_is_late_where_nothing_is_sampled_or_the_bound_is_zero(tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path)
+    tree["stages"].append({**tree["stages"][1], "name": "exact", "max_staleness": 0})
+    rollout = {**tree["rollout"], "max_staleness": 2, "over_age": "mask", "oversample": 3}
+    config = tiny_config(tmp_path, stages=tree["stages"], rollout=rollout)
+    supervised, sampled, exact = (gate_policy(config, stage, index > 0) for index, stage in enumerate(config.stages))
+    assert (supervised.over_age, supervised.oversample) == ("wait", 0)
+    assert (sampled.over_age, sampled.oversample) == ("mask", 3)
+    assert (exact.over_age, exact.oversample) == ("wait", 3)
+
+
+def test_rule_tq5_the_bus_has_room_for_the_groups_that_are_oversampled(tmp_path: Path) -> None:
+    plain = tiny_config(tmp_path)
+    more = tiny_config(tmp_path, rollout={**tiny_tree(tmp_path)["rollout"], "oversample": 5})
+    assert capacity(more, more.stages[1]).groups == capacity(plain, plain.stages[1]).groups + 5
 
 
 def test_rule_st9_stale_training_without_correction_is_said_with_the_choices(tmp_path: Path) -> None:
