@@ -28,7 +28,9 @@ guarded: renders in which data spelled a control token (TK4); rewritten: of thos
 
 
 _RECENT = 256
-"""Conversations whose tokens are remembered."""
+"""Conversations, and short texts, whose tokens are remembered."""
+_SHORT = 256
+"""Characters of a short text."""
 
 
 class TextRenderer:
@@ -48,6 +50,7 @@ class TextRenderer:
         self.counts: Counter[Count] = Counter()
         # The siblings of a group ask for the same conversation, one after another.
         self._encode_pairs = lru_cache(maxsize=_RECENT)(self._encode_pairs_anew)
+        self._known_ids = lru_cache(maxsize=_RECENT)(self._ids_anew)
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -169,7 +172,11 @@ class TextRenderer:
         raise DataError(f"the tokenizer makes special tokens of plain text: {text[:80]!r}")
 
     def _ids(self, text: str, **options: bool) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+        known = self._known_ids if len(text) <= _SHORT else self._ids_anew
+        return list(known(text, *options.items()))
+
+    def _ids_anew(self, text: str, *options: tuple[str, bool]) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, **dict(options))["input_ids"])
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -8,7 +8,8 @@ its checkpoint.
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -84,6 +85,8 @@ _TABLES: Mapping[type, str] = {
     SampleRow: "sample",
     EvaluationRow: "evaluation",
 }
+_VALUES = {row: attrgetter(*(field.name for field in fields(row))) for row in _TABLES}
+"""A row's values in the order of its fields; `astuple` copies each one deeply."""
 _TYPES = {int: "INTEGER", float: "REAL", str: "TEXT"}
 
 
@@ -127,7 +130,7 @@ class Ledger:
         """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error."""
         by_type: dict[type, list[tuple[Any, ...]]] = {}
         for row in rows:
-            by_type.setdefault(type(row), []).append(tuple(_storable(value) for value in astuple(row)))
+            by_type.setdefault(type(row), []).append(tuple(map(_storable, _VALUES[type(row)](row))))
         with self._connection:
             for row_type, values in by_type.items():
                 marks = ", ".join("?" * len(fields(row_type)))

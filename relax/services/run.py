@@ -18,6 +18,7 @@ from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
 from relax.core.version import Version
 from relax.data.quarantine import Quarantine
+from relax.runtime.collector import calm_collector
 from relax.runtime.task import TaskSet
 from relax.services.account import Account
 from relax.services.assembly import Assembly
@@ -88,6 +89,7 @@ class Run:
             stack.push_async_callback(self._assembly.close)
             stack.callback(self._close_journal)
             await self._build()
+            stack.enter_context(calm_collector())
             stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
             ended = await self._run()
             seconds = self._progress.seconds

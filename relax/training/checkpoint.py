@@ -23,6 +23,8 @@ Score: TypeAlias = Callable[[int], float | None]
 """What the checkpoint of a step is worth, None when nothing is known; may raise OSError, and then nothing is pruned."""
 
 MARKER = "complete.json"
+META = "meta.json"
+"""What was given to `write` as `meta`, beside the marker: a run's state is large, and every look for checkpoints reads all markers."""
 _ASIDE = ".writing-"
 _REPLACED = ".replaced-"
 
@@ -60,7 +62,8 @@ class CheckpointStore:
             self.clean()
             aside.mkdir()
             fill(aside)
-            _mark(aside, {"step": step, **(meta or {})})
+            (aside / META).write_text(json.dumps({"step": step, **(meta or {})}))
+            _mark(aside)
             final = self._put_in_place(aside, step)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
@@ -148,7 +151,7 @@ def read_meta(checkpoint: Path) -> dict[str, Json]:
     """What was given to `write` as `meta`, and `step`. Raises UserError when the directory is not a complete checkpoint."""
     if not is_complete(checkpoint):
         raise UserError(f"{checkpoint} is not a complete checkpoint; give a directory that holds {MARKER}")
-    meta: dict[str, Json] = json.loads((checkpoint / MARKER).read_text())["meta"]
+    meta: dict[str, Json] = json.loads((checkpoint / META).read_text())
     return meta
 
 
@@ -180,12 +183,11 @@ def damage(checkpoint: Path, contents: bool = False) -> str | None:
     return None
 
 
-def _mark(directory: Path, meta: Mapping[str, Json]) -> None:
+def _mark(directory: Path) -> None:
     """Flush every file, then write and flush the marker that lists them."""
     paths = sorted(directory.rglob("*"))
     named = {str(path.relative_to(directory)): path for path in paths if path.is_file()}
     document: dict[str, Json] = {
-        "meta": dict(meta),
         "files": {name: path.stat().st_size for name, path in named.items()},
         "digests": {name: _digest(path) for name, path in named.items()},
     }

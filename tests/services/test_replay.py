@@ -1,7 +1,6 @@
 """`relax replay`: the take log and the rows of the journal give the same bits again (DE3), or it says which do not."""
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from relax.core.error import UserError
 from relax.services.cli import main
 from relax.services.directory import RunDirectory
 from relax.services.replay import replay
+from relax.training.checkpoint import read_meta
 from tests.e2e.tiny import run_root, tiny_config, tiny_tree, train
 
 CHECKPOINT = {"every": 9, "keep_last": 1}
@@ -149,5 +149,5 @@ async def test_rule_de3_a_run_that_was_interrupted_is_replayed_too(tmp_path: Pat
     report = await replay(config, RunDirectory(run_root(config)))
     assert report.differences == ()
     assert report.end == 7
-    metas = [json.loads((path / "complete.json").read_text())["meta"] for path in snapshots(config)]
+    metas = [read_meta(path) for path in snapshots(config)]
     assert [meta["step"] for meta in metas] == [report.first, 7]

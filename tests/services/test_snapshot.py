@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from relax.core.error import UserError
 from relax.services.snapshot import KEPT
+from relax.training.checkpoint import read_meta
 from tests.services.crash_world import Life, Plan, check_the_end, lived, rows_of
 
 PLAN = Plan(11, staleness=2, steps=10)
@@ -27,7 +27,7 @@ def test_rule_tq8_the_journal_holds_what_the_kept_snapshots_need_and_no_more(eve
     sizes: list[int] = []
 
     def look(number: int) -> None:
-        states = {path.name: json.loads((path / "complete.json").read_text())["meta"] for path in life.store.complete()}
+        states = {path.name: read_meta(path) for path in life.store.complete()}
         assert len(states) <= KEPT
         names = sorted(path.name for path in (tmp_path / "run" / "journal").iterdir())
         firsts = [int(name.split("-")[1].split(".")[0]) for name in names if name.startswith("events")]
@@ -98,7 +98,7 @@ def test_rule_tq2_a_checkpoint_is_preceded_by_a_snapshot_and_holds_nothing_unset
     plan = replace(PLAN, snapshot_every=5, checkpoint_every=2)
     life = lived(Life(tmp_path / "run", plan))
     check_the_end(life)
-    metas = [json.loads((path / "complete.json").read_text())["meta"] for path in life.checkpoints.complete()]
+    metas = [read_meta(path) for path in life.checkpoints.complete()]
     assert [meta["step"] for meta in metas] == [2, 4, 6, 8, 10]
     for meta in metas:
         assert meta["controller"]["register"]["unsettled"] == []
@@ -132,7 +132,7 @@ def test_rule_rr4_both_kept_snapshots_can_be_resumed_after_a_resume_too(tmp_path
     (copy,) = lived(Life(folder, PLAN, frozenset([80]), luck=1)).crashes.values()
     life = Life(copy, PLAN)
     for path in life.store.complete():
-        state = json.loads((path / "complete.json").read_text())["meta"]
+        state = read_meta(path)
         assert life.journal is not None
         assert life.journal.has(state["event"])
     life.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax.core.error import UserError
-from relax.training.checkpoint import MARKER, CheckpointStore, best_step, damage, is_complete, read_meta
+from relax.training.checkpoint import MARKER, META, CheckpointStore, best_step, damage, is_complete, read_meta
 
 
 def filler(text: str) -> Callable[[Path], None]:
@@ -155,9 +155,10 @@ def test_everything_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: py
     flushed: list[str] = []
     monkeypatch.setattr(module, "_flush", lambda path: flushed.append(path.name))
     final = CheckpointStore(tmp_path).write(7, filler("x"))
-    assert flushed[:3] == ["model", "weights", "state.json"]
-    assert flushed[3:] == [MARKER, ".writing-step-000007", tmp_path.name]
-    assert json.loads((final / MARKER).read_text())["files"] == {"model/weights": 1, "state.json": 2}
+    assert flushed[:4] == [META, "model", "weights", "state.json"]
+    assert flushed[4:] == [MARKER, ".writing-step-000007", tmp_path.name]
+    size = len('{"step": 7}')
+    assert json.loads((final / MARKER).read_text())["files"] == {META: size, "model/weights": 1, "state.json": 2}
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_rule_rr4_a_changed_byte_is_seen_by_whoever_loads(tmp_path: Path) -> Non
 def test_a_marker_without_digests_is_one_that_has_nothing_to_compare(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path).write(3, filler("good"))
     document = json.loads((path / MARKER).read_text())
-    assert list(document.pop("digests")) == ["model/weights", "state.json"]
+    assert list(document.pop("digests")) == [META, "model/weights", "state.json"]
     (path / MARKER).write_text(json.dumps(document))
     assert damage(path, contents=True) is None
 

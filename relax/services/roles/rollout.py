@@ -7,12 +7,12 @@ and then written as a failure with its reason (AC4). A group that was interrupte
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relax.bus.row import Receipt, RowPut
 from relax.core.completion import Sampling
 from relax.core.error import EngineError, LateError, TaskError
-from relax.core.id import GroupId, trajectory_id
+from relax.core.id import GroupId, Table, table_of, trajectory_id
 from relax.core.message import Prompt, prompt_from_json
 from relax.core.protocol import Generate, Renderer
 from relax.runtime.task import TaskSet
@@ -42,6 +42,8 @@ class GroupRun:
     prompt: Prompt
     lease: str
     remaining: int
+    finished: list[RowPut] = field(default_factory=list)
+    """Rows that the next put writes."""
 
 
 class Rollout:
@@ -90,10 +92,19 @@ class Rollout:
             rows = await self._attempt(run, sibling)
         finally:
             self._places.release()
+        run.finished += rows
+        if len(run.finished) == len(rows):
+            await self._write(run)
+
+    async def _write(self, run: GroupRun) -> None:
+        """Put what the group's siblings have finished. An engine ends many of them at one moment: those go together."""
+        await asyncio.sleep(0)
+        rows, run.finished = run.finished, []
+        siblings = sum(table_of(row.id) is Table.trajectory for row in rows)
         try:
             await self._bus.put(rows, run.lease)  # which also renews the lease
             # Counted only once the rows are on the bus: the ack must be the last call under the lease.
-            run.remaining -= 1
+            run.remaining -= siblings
             if run.remaining == 0:
                 await self._bus.ack(run.lease)
         except LateError:
