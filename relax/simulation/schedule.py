@@ -5,7 +5,7 @@ real objects with what it knows itself.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from random import Random
@@ -13,6 +13,7 @@ from random import Random
 from relax.bus.index import BusIndex
 from relax.core.column import COLUMNS
 from relax.core.event import Event
+from relax.core.message import Json
 from relax.services.gate_state import GateState
 from relax.services.recovery import RecoveredStage
 from relax.simulation.balance import check_book, check_ends, check_sums
@@ -105,12 +106,19 @@ class World:
         if state is None or "gate/stage" in [event.kind for event in self.disk.tail(state.event)]:
             return
         self.disk.lose_snapshot()
-        step, groups = state.step, self.oracle.groups
+        step = state.step
         self.oracle.lose_snapshot(step)
         self.truths.pop()
         self.truth = deepcopy(self.truths[-1])
         for event in self.disk.tail(state.event):
-            self.truth.replay(event.kind, event.data, lambda group: (groups[group].step or 0) < step)
+            self.truth.replay(event.kind, self._final(event, step))
+
+    def _final(self, event: Event, step: int) -> Mapping[str, Json]:
+        """An event's data; of groups that were settled only those that the snapshot of this step covers."""
+        if event.kind != "bus/settle":
+            return event.data
+        groups = self.oracle.groups
+        return {"groups": [group for group in event.data["groups"] if (groups[group].step or 0) < step]}
 
     def _begin_truth(self, name: str) -> None:
         rows = max_rows(next(stage for stage in self.setting.stages if stage.name == name))
@@ -191,7 +199,7 @@ class World:
             gate.apply(event.kind, event.data)
             is_of_stage = is_of_stage or event.kind == "gate/stage"
             if is_of_stage:  # the bus of the stage before is gone
-                index.apply(event.kind, event.data)
+                index.apply(event.kind, self._final(event, 0 if state is None else state.step))
         if gate.dump() != control.gate.dump():
             raise Violation("TQ8", f"the gate is {control.gate.dump()}, its events say {gate.dump()}")
         if index.state() != shell.index.state():

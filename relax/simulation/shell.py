@@ -80,6 +80,8 @@ class Shell:
             self.lines[one.consumer] = []
             self.index.subscribe(one)
         self._arm()
+        status = self.index.status(0, {})
+        self._brought = status.charged_rows, status.charged_bytes
         self.ready = {one.consumer: self.index.candidates(one.consumer) for one in subscriptions}
         """What each consumer could lease now; the index keeps these lists up to date."""
 
@@ -273,9 +275,10 @@ class Shell:
             self._timer.cancel()
 
     def check_space(self) -> None:
-        """What is stored stays within what was reserved, and that within the bounds (TQ5)."""
+        """What is stored stays within what was reserved, and that within the bounds, or what was brought back (TQ5)."""
         status = self.index.status(len(self.admissions), {})
-        if status.charged_rows > self.max_rows or status.charged_bytes > self.max_bytes:
+        rows, num_bytes = self._brought
+        if status.charged_rows > max(self.max_rows, rows) or status.charged_bytes > max(self.max_bytes, num_bytes):
             raise Violation("TQ5", f"the bus holds {status.charged_rows} rows and {status.charged_bytes} bytes")
 
     def _follow(self, change: Change) -> None:

@@ -49,18 +49,18 @@ def test_every_setting_is_a_recipe_that_loads(setting: str, tmp_path: Path) -> N
 
 
 def test_a_reward_is_reached_when_the_mean_of_five_steps_is() -> None:
-    story = Story("toy", [1.0] * 8, [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    story = Story("toy", [1.0] * 8, [1.0] * 8, [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     assert story.time_to(0.2) == 6.0
     assert story.time_to(0.6) == 8.0
     assert story.time_to(0.7) == float("inf")
 
 
 def test_one_lucky_first_step_does_not_count() -> None:
-    assert Story("toy", [1.0] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).time_to(0.5) == float("inf")
+    assert Story("toy", [1.0] * 6, [1.0] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]).time_to(0.5) == float("inf")
 
 
 def test_the_common_reward_is_the_highest_that_all_reached() -> None:
-    stories = [Story("a", [1.0] * 6, [0.5] * 6), Story("b", [1.0] * 6, [0.3] * 6)]
+    stories = [Story("a", [1.0] * 6, [1.0] * 6, [0.5] * 6), Story("b", [1.0] * 6, [1.0] * 6, [0.3] * 6)]
     assert common_reward(stories) == pytest.approx(0.3)
 
 
