@@ -108,6 +108,8 @@ class Recovery:
         """Restore the cut and replay what followed, up to event `up_to` if given. Nothing is appended yet."""
         self._restore()
         for event in self._tail(up_to):
+            if event.kind == "gate/stage" and self._gate.step > self._state.step:
+                break  # steps of the stage before are trained again: what the next one did is void
             try:
                 self._adopt(event.kind, event.data)
             except TransportError as error:

@@ -117,8 +117,8 @@ class World:
         """An event's data; of groups that were settled only those that the snapshot of this step covers."""
         if event.kind != "bus/settle":
             return event.data
-        groups = self.oracle.groups
-        return {"groups": [group for group in event.data["groups"] if (groups[group].step or 0) < step]}
+        ends = [(group, self.oracle.groups[group].step) for group in event.data["groups"]]
+        return {"groups": [group for group, end in ends if end is not None and end < step]}
 
     def _begin_truth(self, name: str) -> None:
         rows = max_rows(next(stage for stage in self.setting.stages if stage.name == name))

@@ -1,6 +1,7 @@
 """Whole runs that are killed at an event and resumed: the same prompts, and in deterministic mode the same bits (RR2, RR3, AC2, B4)."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -130,3 +131,19 @@ def test_a_killed_run_goes_on_with_fewer_steps_than_its_journal_has_reached(tmp_
     found = outcome(path)
     assert found["steps"] == list(range(7))
     assert len(found["trained"]) == len(set(found["trained"])) == 3 * 16 + 4 * 4
+
+
+def test_a_run_that_lost_the_snapshot_of_a_stages_end_trains_both_stages_whole(tmp_path: Path) -> None:
+    """The tail of the older snapshot goes on into a stage that begins again now."""
+    path = recipe(tmp_path, "lost", 1, False)
+    assert play([(path, False, 215, False)]) == ["killed"]
+    snapshots = sorted((tmp_path / "lost" / "snapshots").glob("step-*"))
+    assert [folder.name for folder in snapshots] == ["step-000002", "step-000003"]
+    shutil.rmtree(snapshots[-1])
+    for folder in (tmp_path / "lost" / "checkpoints").glob("step-000003"):
+        shutil.rmtree(folder)
+    assert play([(path, True, None, False)]) == ["ended"]
+    found = outcome(path)
+    assert found["counts"] == {"trained": 3 * 16 + 5 * 4}
+    assert found["violations"] == []
+    assert len(found["trained"]) == len(set(found["trained"]))
