@@ -257,7 +257,7 @@ def train_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
         (give_late_groups_two_steps, ("ST5",), 0),
         (keep_surplus, ("ST4",), 0),
         (forget_requeued_prompts, ("AC2", "AC3"), 0),
-        (train_without_a_token, ("ST5",), 170),
+        (train_without_a_token, ("ST5",), 590),
     ],
 )
 def test_a_broken_answer_to_late_groups_is_caught(
