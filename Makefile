@@ -31,8 +31,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.table
 
 # torch comes first and by its exact version, so that no resolver takes a CUDA build of several gigabytes.
+# TRL comes alone: the tests hold our losses against its own, and what they use of it needs nothing else.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps trl==1.16.0
 	touch $@

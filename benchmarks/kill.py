@@ -150,7 +150,7 @@ class Process:
                 os.killpg(self._process.pid, 0)
             except ProcessLookupError:
                 return False
-            time.sleep(0.1)
+            time.sleep(0.1)  # an orphan that ends tells nobody
         return True
 
 
@@ -160,7 +160,7 @@ def kill_at(process: Process, root: Path, kill: Kill) -> bool:
     while step_of(root) < kill.step:
         if not process.is_running or time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # another process, which is not to know that it is watched
     time.sleep(kill.delay_s)
     return process.is_running
 

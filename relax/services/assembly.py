@@ -41,6 +41,8 @@ from relax.services.fleet import Fleet
 from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
 from relax.services.publisher import ProbeSource
+from relax.services.recovery import StagePlace
+from relax.services.resume import RunState
 from relax.services.roles.evaluation import EvaluationSet
 from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
@@ -336,9 +338,20 @@ class Assembly:
         algorithm: Algorithm = ALGORITHMS.component(stage.algorithm.type)(stage.algorithm)
         return algorithm
 
-    def total_updates(self, stage: StageConfig) -> int:
-        """Optimizer updates of a stage, which its learning-rate schedule counts."""
-        return stage.steps * self.algorithm(stage).updates
+    async def begin_optimizer(self, index: int) -> None:
+        """A fresh optimizer and schedule for stage `index`; a schedule counts optimizer updates (B7)."""
+        stage = self.config.stages[index]
+        nodes = self.config.optimizer_of(stage), self.config.schedule_of(stage)
+        total_updates = stage.steps * self.algorithm(stage).updates
+        await self.compute("trainer").run(self.backend.begin, *nodes, total_updates)
+
+    def place(self, index: int, state: RunState | None) -> StagePlace:
+        """Stage `index` for recovery: with its cursor if it is the one that `state` was taken in, else fresh."""
+        stage = self.config.stages[index]
+        source = self.source(stage)
+        if state is not None and index == state.stage:
+            source.restore(state.source)
+        return StagePlace(stage.name, max_rows(self.config, stage), int(self.config.bus.max_bytes), source)
 
     def stage(self, index: int, first: int, end: int) -> StageSetup:
         """The setup of stage `index`, whose remaining steps are `first .. end - 1`."""

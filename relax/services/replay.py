@@ -7,6 +7,7 @@ its take log, the weights from the older snapshot; what comes out must be the ne
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from relax.services.gate import Gate
 from relax.services.gate_state import Take
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
-from relax.services.recovery import Recovery, StagePlace
+from relax.services.recovery import Recovery
 from relax.services.register import Register
 from relax.services.resume import BACKEND_FOLDER, RunState
 from relax.services.roles.trainer import Trainer
@@ -116,7 +117,7 @@ async def replay(config: RunConfig, directory: RunDirectory) -> ReplayReport:
             raise UserError(
                 f"the journal of {directory.root} does not hold the steps {missing}; nothing can be replayed"
             )
-        await _train(config, assembly, span, steps)
+        await _train(assembly, span, steps)
         captured = await assembly.compute("trainer").run(assembly.backend.capture)
         with tempfile.TemporaryDirectory() as folder:
             captured.write(folder)
@@ -166,29 +167,20 @@ def _read_steps(config: RunConfig, directory: RunDirectory, assembly: Assembly, 
             for group in take.groups:
                 taken.cells.update({row: dict(cells) for row, cells in read(group).cells.items()})
 
-    def stage_at(index: int) -> StagePlace:
-        node = config.stages[index]
-        source = assembly.source(node)
-        if index == span.start.stage:
-            source.restore(span.start.source)
-        setup = assembly.stage(index, 0, node.steps)
-        return StagePlace(node.name, setup.max_rows, setup.max_bytes, source)
-
     for name, stream in assembly.streams.items():
         stream.restore(span.start.streams[name])
     journal = Journal(directory.journal, COLUMNS)
-    Recovery(span.start, journal, COLUMNS, log, controller, stage_at, keep).run(up_to=span.end.event)
+    place = partial(assembly.place, state=span.start)
+    Recovery(span.start, journal, COLUMNS, log, controller, place, keep).run(up_to=span.end.event)
     ledger.close()
     return steps
 
 
-async def _train(config: RunConfig, assembly: Assembly, span: Span, steps: dict[int, TakenStep]) -> None:
+async def _train(assembly: Assembly, span: Span, steps: dict[int, TakenStep]) -> None:
     backend, compute = assembly.backend, assembly.compute("trainer")
     index = span.end.stage
     for stage in dict.fromkeys((span.start.stage, index)):
-        node = config.stages[stage]
-        nodes = config.optimizer_of(node), config.schedule_of(node)
-        await compute.run(backend.begin, *nodes, assembly.total_updates(node))
+        await assembly.begin_optimizer(stage)
         if stage == span.start.stage:
             await compute.run(backend.load, str(span.start_folder))
     setup = assembly.stage(index, span.start.step, span.end.step)

@@ -236,7 +236,7 @@ class Run:
             # The journal's tail speaks of other prompts, or of steps that the stage does not have any more.
             state = replace(state, bus=None)
         self._snapshots.adopt(complete_states(self._snapshot_store))
-        self._recovered = recover(state, self._journal, self._log, self._controller, self._stage_place)
+        self._recovered = recover(state, self._journal, self._log, self._controller, self._place)
         if self._evaluation is not None:
             self._evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
@@ -255,14 +255,8 @@ class Run:
             _report.warning("the data changed since the run was interrupted: %s", text)
         return accepted
 
-    def _stage_place(self, index: int) -> StagePlace:
-        """Stage `index` for recovery: the cut's own with its cursor, a later one fresh."""
-        node = self._config.stages[index]
-        source = self._assembly.source(node)
-        if self._state is not None and index == self._state.stage:
-            source.restore(self._state.source)
-        limits = self._assembly.stage(index, 0, node.steps)
-        return StagePlace(node.name, limits.max_rows, limits.max_bytes, source)
+    def _place(self, index: int) -> StagePlace:
+        return self._assembly.place(index, self._state)
 
     # --- stages ---
 
@@ -280,7 +274,7 @@ class Run:
     async def _complete(self, index: int, first: int, end: int) -> None:
         """Every step was trained before the run was interrupted: what follows the last one is done now."""
         self._progress.first, self._progress.end = first, end
-        self._snapshots.cursor = StageCursor(index, self._stage_place(index).source)
+        self._snapshots.cursor = StageCursor(index, self._place(index).source)
         await self._begin_stage(index, end)
         await self._settle_evaluation()
         await self._snapshots.checkpoint()
@@ -289,7 +283,7 @@ class Run:
         """Run steps `start .. end - 1` of a stage that began, in this process or an earlier one, at step `first`."""
         node, setup = self._config.stages[index], self._assembly.stage(index, start, end)
         recovered = self._recovered if self._recovered is not None and self._recovered.name == node.name else None
-        source = self._stage_place(index).source if recovered is None else recovered.source
+        source = self._place(index).source if recovered is None else recovered.source
         self._recovered = None
         self._progress.first, self._progress.end = first, end
         self._snapshots.cursor = StageCursor(index, source)
@@ -307,19 +301,14 @@ class Run:
         """Optimizer and weights, and the first version of this process."""
         assembly, state = self._assembly, self._state
         if state is not None:
-            await self._begin_optimizer(state.stage)
+            await self._assembly.begin_optimizer(state.stage)
             await assembly.compute("trainer").run(assembly.backend.load, str(self._folder))
         if state is None or state.stage != index:
-            await self._begin_optimizer(index)
+            await self._assembly.begin_optimizer(index)
         self._state = None
         if assembly.store.latest is None:
             await self._publisher.first(start)
         await self._evaluate(self._publisher.version)
-
-    async def _begin_optimizer(self, index: int) -> None:
-        node, assembly = self._config.stages[index], self._assembly
-        optimizer, schedule = self._config.optimizer_of(node), self._config.schedule_of(node)
-        await assembly.compute("trainer").run(assembly.backend.begin, optimizer, schedule, assembly.total_updates(node))
 
     async def _crew(self, setup: StageSetup, fresh: bool) -> Crew:
         assembly = self._assembly
