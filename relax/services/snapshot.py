@@ -12,7 +12,7 @@ from typing import Protocol
 from relax.bus.journal import Journal, Mark
 from relax.bus.log import MemoryLog
 from relax.core.message import Json
-from relax.core.protocol import Compute, Source, TrainBackend
+from relax.core.protocol import Captured, Compute, Source, TrainBackend
 from relax.services.controller import Controller
 from relax.services.ledger import Ledger
 from relax.services.resume import BACKEND_FOLDER, RunState
@@ -123,7 +123,7 @@ class Snapshots:
         captured = await trainable.compute.run(trainable.backend.capture)
         await trainable.writer.run(self._write_files, store, state, captured)
 
-    def _write_files(self, store: Store, state: RunState, captured: Json) -> None:
+    def _write_files(self, store: Store, state: RunState, captured: Captured) -> None:
         """On the writer's thread: everything is on the disk itself before the snapshot counts."""
         self._ledger.sync()
         if self._journal is not None:
