@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, Positive
 
 from relax.config.base import ComponentConfig, Config, KeyPath, Violation, rule
 from relax.config.component import component
+from relax.config.media import MediaSection
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 """Letters, digits, `_` and `-`: a name is a part of ids, metrics, file names and override paths."""
@@ -89,6 +90,8 @@ class DataSection(Config):
     """A system message before every prompt that has none."""
     chat_template_args: dict[str, Any] = Field(default_factory=dict)
     """Extra arguments of the chat template."""
+    media: MediaSection | None = None
+    """How images, sounds and videos are read; null: text only, and a record that holds one is refused."""
     curriculum: Annotated[ComponentConfig, component("relax.data.table:CURRICULA")] | None = None
     """How the weights of the sources change with the rewards; null: they do not."""
     accept_changes: bool = False

@@ -12,17 +12,22 @@ import numpy.typing as npt
 
 from relax.core.completion import Bools, Floats, Ints
 from relax.core.id import SampleId
+from relax.core.media import Medium
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
-    """One sample: `token_ids` int32[T], `mask` bool[T], `weights` float32[T] (LO3), and per-token float32[T] columns."""
+    """One sample: `token_ids` int32[T], `mask` bool[T], `weights` float32[T] (LO3), and per-token float32[T] columns.
+
+    `media` are what its placeholders stand for, in their order; rows of one group share the objects.
+    """
 
     id: SampleId
     token_ids: Ints
     mask: Bools
     weights: Floats
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    media: tuple[Medium, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -4,14 +4,14 @@ Built by tasks (through a renderer), routed by engines. Arrays are read-only num
 the number of the weight version that it was sampled from, `MIXED` where old key-values met new weights (`on_load: keep`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from relax.core.id import GroupId
+from relax.core.media import Medium
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -58,10 +58,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class GenerateInput:
-    """Prompt token ids, int32[T], T >= 1; `features` are carried blindly to the model's forward."""
+    """Prompt token ids, int32[T], T >= 1; `media` are what its placeholders stand for, in their order."""
 
     token_ids: Ints
-    features: Mapping[str, Any] = field(default_factory=dict)
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,17 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """A reference to an image, a sound or a video: content digest, where it lies, how to decode it."""
+    """A reference to an image, a sound or a video: where it lies, how to decode it (`options`, from the record or the source).
+
+    `digest` (of its content) and `facts` (what its metadata say: size, frames, seconds) are empty until the medium was looked at,
+    which happens before its prompt is admitted.
+    """
 
     type: Literal["image", "audio", "video"]
     uri: str
-    digest: str
+    digest: str = ""
     options: Mapping[str, Json] = field(default_factory=dict)
+    facts: Mapping[str, Json] = field(default_factory=dict)
 
 
 Part: TypeAlias = TextPart | MediaPart
@@ -41,6 +46,11 @@ class Message:
     def text(self) -> str:
         """The text parts, joined."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def media(self) -> "tuple[MediaPart, ...]":
+        """The media parts, in order."""
+        return tuple(part for part in self.parts if isinstance(part, MediaPart))
 
 
 def text_message(role: Role, text: str) -> Message:
@@ -94,10 +104,16 @@ def prompt_from_json(value: Mapping[str, Json]) -> Prompt:
 def _part_to_json(part: Part) -> dict[str, Json]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    return {"type": part.type, "uri": part.uri, "digest": part.digest, "options": dict(part.options)}
+    return {
+        "type": part.type,
+        "uri": part.uri,
+        "digest": part.digest,
+        "options": dict(part.options),
+        "facts": dict(part.facts),
+    }
 
 
 def _part_from_json(value: Mapping[str, Json]) -> Part:
     if value["type"] == "text":
         return TextPart(value["text"])
-    return MediaPart(value["type"], value["uri"], value["digest"], value["options"])
+    return MediaPart(value["type"], value["uri"], value["digest"], value["options"], value["facts"])

@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from relax.core.batch import ForwardBackward, Measure, Shards, StepReport
 from relax.core.completion import Completion, Floats, GenerateInput, Ints, Sampling, Session
-from relax.core.message import Json, Message, Prompt, PromptKey
+from relax.core.media import Medium
+from relax.core.message import Json, MediaPart, Message, Prompt, PromptKey
 from relax.core.trajectory import EndReason, Score, Trajectory
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Manifest, Probe, Tensor, WeightSet
@@ -254,10 +255,18 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Rendered tokens, int32[T], and features for the model's forward."""
+    """Rendered tokens, int32[T]; `parts` are the media that its placeholders stand for, in their order."""
 
     token_ids: Ints
-    features: Mapping[str, Any] | None = None
+    parts: tuple[MediaPart, ...] = ()
+
+
+class MediaLoader(Protocol):
+    """Turns references into features, off the event loop, once for each medium however many ask (MM2)."""
+
+    async def load(self, parts: Sequence[MediaPart]) -> tuple[Medium, ...]:
+        """The features of each part, in order; a video with its sound gives two. Raises DataError for a bad medium (MM3)."""
+        ...
 
 
 class Renderer(Protocol):
@@ -331,6 +340,7 @@ class Limits:
     time_s: float = 10.0
     memory_bytes: int = 1 << 30
     network: bool = False
+    result_bytes: int = 1 << 20
 
 
 class Pool(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from relax.core.completion import Bools, Floats, Ints, StopReason
+from relax.core.media import Medium
 from relax.core.message import Json, Message
 
 EndReason: TypeAlias = Literal["done", "truncated"]
@@ -16,13 +17,17 @@ EndReason: TypeAlias = Literal["done", "truncated"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One history of L tokens. `logprobs` is 0 and `versions` is -1 where `mask` is false."""
+    """One history of L tokens. `logprobs` is 0 and `versions` is -1 where `mask` is false.
+
+    `media` are what its placeholders stand for, in their order.
+    """
 
     token_ids: Ints
     mask: Bools
     logprobs: Floats
     versions: Ints
     mixed: Bools
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from relax.config.base import ComponentConfig, Config, Violation, rule
+from relax.core.media import Modality
 
 ReferenceType = Literal["text", "number", "json"]
 Key = Annotated[str, StringConstraints(min_length=1)]
@@ -54,6 +55,9 @@ class SourceConfig(ComponentConfig):
     """Holds what rewards compare with; null when the task has no reference."""
     reference_type: ReferenceType = "text"
     """`text`: text, numbers become text; `number`: numbers, or text that is a number; `json`: anything but null."""
+    media_keys: dict[Modality, Key] = Field(default_factory=dict)
+    """Keys that hold lists of media for the placeholders `<image>`, `<audio>` and `<video>` in the text of a record, such as
+    `{image: images}`. Without one, such words are text."""
     metadata_key: str = "extra_info"
     """Holds a mapping for the prompt's metadata; absent, null and NaN are an empty one."""
     fields: FieldsConfig = Field(default_factory=FieldsConfig)

@@ -83,8 +83,8 @@ class TorchEngine:
         """
         version = self._serving()
         check_base(session, version.number, self._name)
-        if input.features:
-            raise RefusedError(f"engine {self._name} serves text only; the prompt has {', '.join(input.features)}")
+        if input.media:
+            raise RefusedError(f"engine {self._name} serves text only; the prompt has {len(input.media)} media")
         budget = checked_budget(input, sampling, self.context, self._vocabulary.size)
         request = Request(
             prompt=input.token_ids.tolist(),
