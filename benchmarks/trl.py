@@ -45,8 +45,10 @@ UNMEASURED, MEASURED = 3, 9
 """Steps of a short run: those that are left out at its beginning, and those that count."""
 AIM = 5.0
 REASON = (
-    "a step of relax and one of TRL hold the same matrix products, and one core needs most of TRL's step for them: what can be won here "
-    "is the rest, and the overlap of sampling and training on two cores; a larger model or longer answers change both sides alike"
+    "both do the same matrix products, which take most of TRL's step at this size; relax then adds the bookkeeping of every trajectory (bus, "
+    "gate, journal, ledger: see controller) on one event loop, which shares the cores with engine and trainer. Columnar puts of whole "
+    "groups, and training a group's shared prompt once, would take most of that away and make relax the faster one; 5x is out of reach "
+    "where the products alone take more than a fifth of TRL's step. Longer answers and larger models shrink the bookkeeping's share"
 )
 
 

@@ -41,6 +41,9 @@ _TRAJECTORY, _GROUP, _STEP = Scope.trajectory, Scope.group, Scope.step
 COLUMNS: dict[str, Column] = _columns(
     Column("prompt", _G, "json", (), _TRAJECTORY, "the prompt, as prompt_to_json gives it"),
     Column("base", _G, "int64", (), _TRAJECTORY, "base version at admission (ST2)"),
+    Column(
+        "media", _G, "bytes", (), _TRAJECTORY, "features of the prompt's media, as pack_media gives them", nullable=True
+    ),
     Column("kept", _G, "bool", (), _GROUP, "true once the group's rewards are in and no filter ended it"),
     Column("token_ids", _T, "int32", ("T",), _TRAJECTORY, "all segments of the trajectory, joined"),
     Column("mask", _T, "bool", ("T",), _TRAJECTORY, "true on sampled (or demonstrated) tokens (TK3)"),
@@ -50,6 +53,10 @@ COLUMNS: dict[str, Column] = _columns(
     Column("versions", _T, "int32", ("T",), _TRAJECTORY, "version number that sampled each token, -1 elsewhere"),
     Column("mixed", _T, "bool", ("T",), _TRAJECTORY, "true where old key-values met new weights (WS6)"),
     Column("turns", _T, "json", (), _TRAJECTORY, "completions: segment, start, end, stop reason, text; end reason"),
+    Column("segment_media", _T, "json", (), _TRAJECTORY, "keys of the media of each segment, in order"),
+    Column(
+        "turn_media", _T, "bytes", (), _TRAJECTORY, "features of media that only this trajectory has", nullable=True
+    ),
     Column("failure", _T, "str", (), _TRAJECTORY, "why the trajectory failed, else None", nullable=True),
     Column(
         "reward", _T, "float64", (), _TRAJECTORY, "weighted sum of reward parts, None when it failed", nullable=True

@@ -269,6 +269,18 @@ class MediaLoader(Protocol):
         ...
 
 
+class MediaReader(MediaLoader, Protocol):
+    """Looks at media before they are rendered: their content's digest, and what their metadata say."""
+
+    async def prepare(self, prompt: Prompt) -> Prompt:
+        """The prompt with every medium looked at, measured against the limits of the data. Raises DataError (MM1, MM3)."""
+        ...
+
+    async def look(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages of an environment's turn, likewise. Raises DataError."""
+        ...
+
+
 class Renderer(Protocol):
     """Owns tokenisation (TK1-TK6). Text from users and tools can never become special tokens (TK4)."""
 

@@ -5,7 +5,6 @@ is under way.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +17,10 @@ from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.algorithm import Algorithm
 from relax.core.completion import Sampling, frozen
-from relax.core.message import Prompt, text_message
-from relax.core.protocol import Compute, Decode, Pool, Source, TrainBackend
-from relax.data.mixture import Mixture, build_streams
+from relax.core.message import text_message
+from relax.core.protocol import Compute, Decode, Pool, TrainBackend
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
-from relax.data.stream import PromptRules, PromptStream, read_prompts
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
 from relax.model.load import load_model, load_model_config, load_tokenizer
@@ -47,6 +44,7 @@ from relax.services.roles.evaluation import EvaluationSet
 from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
 from relax.services.stage import StageSetup
+from relax.services.supply import Supply
 from relax.services.task import Task
 from relax.services.timeline import Timeline
 from relax.tasks.table import ENVIRONMENTS, REWARDS
@@ -248,31 +246,9 @@ class Assembly:
     # --- data and tasks ---
 
     @cached_property
-    def streams(self) -> dict[str, PromptStream]:
-        """The endless prompts of every source; stages that share one go on where the last stopped."""
-        return build_streams(
-            self.config.data.sources,  # type: ignore[arg-type]
-            renderer=self.renderer,
-            rules=self._prompt_rules,
-            quarantine=self.quarantine,
-            seed=self.config.run.seed,
-            accept_changes=self.config.data.accept_changes,
-        )
-
-    def source(self, stage: StageConfig) -> Source:
-        """The prompts of a stage: its sources, mixed by weight."""
-        weights = {node.name: node.weight for node in self.config.sources_of(stage)}  # type: ignore[attr-defined]
-        data = self.config.data
-        return Mixture(
-            {name: self.streams[name] for name in weights},
-            weights,
-            curriculum=data.curriculum,
-            accept_changes=data.accept_changes,
-        )
-
-    @property
-    def _prompt_rules(self) -> PromptRules:
-        return PromptRules(self.config.data.max_prompt_tokens, self.config.data.system_prompt)
+    def supply(self) -> Supply:
+        """What the run reads."""
+        return Supply(self.config, self.quarantine, self.renderer)
 
     @cached_property
     def tasks(self) -> dict[str, Task]:
@@ -301,7 +277,7 @@ class Assembly:
         return [
             EvaluationSet(
                 node.name,
-                [p for _, source in node.source_nodes for p in self._evaluation_prompts(source, node.max_records)],
+                [p for _, source in node.source_nodes for p in self.supply.prompts(source, node.max_records)],
                 node.samples,
                 self.sampling(node.temperature, node.max_tokens),
                 node.k,
@@ -309,16 +285,6 @@ class Assembly:
             )
             for node in self.config.eval.sets
         ]
-
-    def _evaluation_prompts(self, source: Any, max_records: int | None) -> Sequence[Prompt]:
-        return read_prompts(
-            source,
-            renderer=self.renderer,
-            rules=self._prompt_rules,
-            quarantine=self.quarantine,
-            seed=self.config.run.seed,
-            max_records=max_records,
-        )
 
     def sampling(self, temperature: float | None = None, max_tokens: int | None = None) -> Sampling:
         """The run's sampling settings, with some replaced (an evaluation set has its own)."""
@@ -348,7 +314,7 @@ class Assembly:
     def place(self, index: int, state: RunState | None) -> StagePlace:
         """Stage `index` for recovery: with its cursor if it is the one that `state` was taken in, else fresh."""
         stage = self.config.stages[index]
-        source = self.source(stage)
+        source = self.supply.source(stage)
         if state is not None and index == state.stage:
             source.restore(state.source)
         return StagePlace(stage.name, max_rows(self.config, stage), int(self.config.bus.max_bytes), source)
@@ -358,7 +324,7 @@ class Assembly:
         config = self.config
         node = config.stages[index]
         algorithm = self.algorithm(node)
-        plan = make_plan(algorithm)
+        plan = make_plan(algorithm, reads_media=config.data.media is not None)
         staleness = config.max_staleness_of(node)
         return StageSetup(
             bounds=StageBounds(

@@ -48,6 +48,8 @@ def capacity(config: RunConfig, stage: StageConfig) -> Capacity:
     tokens = max_context_tokens(config)
     rows = 1 + 2 * siblings
     num_bytes = _ROW_BYTES * rows + _TOKEN_BYTES * tokens * siblings + 8 * config.data.max_prompt_tokens
+    if config.data.media is not None:
+        num_bytes += int(config.data.media.max_feature_bytes)
     unsettled = snapshot_interval(config, stage) if config.bus.journal else 1
     groups = (config.max_staleness_of(stage) + 1 + unsettled) * stage.groups_per_step + config.rollout.oversample
     return Capacity(GroupSize(siblings, rows, num_bytes), groups)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from relax.core.algorithm import Algorithm
 from relax.core.column import COLUMNS, Scope
 from relax.core.error import UserError
+from relax.services.media_row import COLUMNS as MEDIA_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ ROLES: Mapping[str, RoleColumns] = {
 }
 """Every role but the trainer and those that an algorithm brings. A new role is one line here and one file in `roles/`."""
 
+MEDIA_ROLES = ("rollout", "demonstration", "reference", "old_logprobs")
+"""In a run that reads media the first two write their columns too, the others read them."""
+
 DERIVED = ("trajectory_number",)
 """Columns that the trainer makes of a row's id: no role writes them, and the bus never holds them."""
 
@@ -50,6 +54,10 @@ class Plan:
     step_roles: tuple[str, ...] = ()
 
     @property
+    def reads_media(self) -> bool:
+        return set(MEDIA_COLUMNS) <= set(self.trainer_columns)
+
+    @property
     def samples(self) -> bool:
         """Whether a policy generates in this stage."""
         return "rollout" in self.roles
@@ -60,10 +68,12 @@ class Plan:
         return "reward" in self.roles
 
 
-def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES) -> Plan:
+def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES, reads_media: bool = False) -> Plan:
     """The roles that produce every column the algorithm needs. Raises UserError naming a column that nothing produces."""
-    known = _with_own(_judged(roles, algorithm), algorithm)
+    known = _with_own(_judged(_with_media(roles) if reads_media else roles, algorithm), algorithm)
     columns = ["token_ids", "mask", "span", "turns", *algorithm.loss.columns]
+    if reads_media:
+        columns += MEDIA_COLUMNS
     if algorithm.tokens_from == "rollout":
         columns += ["behaviour_logprobs", "versions"]
     if algorithm.advantages is not None:
@@ -79,6 +89,17 @@ def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES) ->
     columns += [column for role in step_roles for column in known[role].consumes]
     waited = tuple(column for column in dict.fromkeys(columns) if column not in DERIVED and not _is_step(column))
     return Plan((*order, "trainer"), waited, step_roles)
+
+
+def _with_media(roles: Mapping[str, RoleColumns]) -> dict[str, RoleColumns]:
+    found = dict(roles)
+    for name in MEDIA_ROLES:
+        role = roles[name]
+        writes = "token_ids" in role.produces
+        found[name] = RoleColumns(
+            role.consumes + (() if writes else MEDIA_COLUMNS), role.produces + (MEDIA_COLUMNS if writes else ())
+        )
+    return found
 
 
 def _judged(roles: Mapping[str, RoleColumns], algorithm: Algorithm) -> dict[str, RoleColumns]:

@@ -6,7 +6,7 @@ from relax.core.completion import Bools, Sampling, Session
 from relax.core.error import TaskError
 from relax.core.id import GroupId
 from relax.core.message import Prompt
-from relax.core.protocol import Generate, Renderer
+from relax.core.protocol import Generate, MediaReader, Renderer
 from relax.core.trajectory import Trajectory
 from relax.services.task import Task
 from relax.tasks.episode import request_seed, run_episode
@@ -32,6 +32,8 @@ class Player:
     generate: Generate
     sampling: Sampling
     limits: EpisodeLimits
+    media: MediaReader | None = None
+    """None where the policy reads text only."""
 
     async def play(self, prompt: Prompt, task: Task, group: GroupId, sibling: int, base: int) -> Trajectory:
         """Run sibling `sibling` of `group`; its requests go to engines at version `base` or above. The caller bounds the time.
@@ -61,4 +63,5 @@ class Player:
             max_turns=task.max_turns,
             max_sampled_tokens=limits.max_sampled_tokens,
             allowed=limits.allowed,
+            media=self.media,
         )

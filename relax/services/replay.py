@@ -167,7 +167,7 @@ def _read_steps(config: RunConfig, directory: RunDirectory, assembly: Assembly, 
             for group in take.groups:
                 taken.cells.update({row: dict(cells) for row, cells in read(group).cells.items()})
 
-    for name, stream in assembly.streams.items():
+    for name, stream in assembly.supply.streams.items():
         stream.restore(span.start.streams[name])
     journal = Journal(directory.journal, COLUMNS)
     place = partial(assembly.place, state=span.start)

@@ -4,7 +4,7 @@ Used by the roles that write tokens (rollout, demonstration) and those that read
 come out (TK1); a sample is a span of its trajectory's tokens, one per segment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ import numpy as np
 from relax.bus.row import RowPut
 from relax.core.completion import PROMPT, frozen
 from relax.core.id import TrajectoryId, sample_id
+from relax.core.media import Medium
 from relax.core.message import Json, Message, TextPart, text_message
 from relax.core.trajectory import Trajectory, Turn
+from relax.services.media_row import turn_media_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,13 @@ class TurnLog:
         return sum(turn.end - turn.start for turn in self.turns)
 
 
-def trajectory_rows(id: TrajectoryId, trajectory: Trajectory, sampled: bool = True) -> list[RowPut]:
-    """The puts of a finished trajectory. With `sampled` false (a demonstration) there are no behaviour columns."""
+def trajectory_rows(
+    id: TrajectoryId, trajectory: Trajectory, sampled: bool = True, shared: Sequence[Medium] | None = None
+) -> list[RowPut]:
+    """The puts of a finished trajectory. With `sampled` false (a demonstration) there are no behaviour columns.
+
+    `shared` are the media of its group's own cell; None in a run that reads none.
+    """
     segments = trajectory.segments
     cells: dict[str, Any] = {
         "token_ids": _joined([s.token_ids for s in segments], np.int32),
@@ -49,6 +56,8 @@ def trajectory_rows(id: TrajectoryId, trajectory: Trajectory, sampled: bool = Tr
         cells["behaviour_logprobs"] = _joined([s.logprobs for s in segments], np.float32)
         cells["versions"] = _joined([s.versions for s in segments], np.int32)
         cells["mixed"] = _joined([s.mixed for s in segments], np.bool_)
+    if shared is not None:
+        cells |= turn_media_cells(trajectory, shared)
     rows = [RowPut(id, cells, children=len(segments))]
     start = 0
     for index, segment in enumerate(segments):
@@ -58,10 +67,12 @@ def trajectory_rows(id: TrajectoryId, trajectory: Trajectory, sampled: bool = Tr
     return rows
 
 
-def failed_row(id: TrajectoryId, reason: str, sampled: bool = True) -> list[RowPut]:
+def failed_row(
+    id: TrajectoryId, reason: str, sampled: bool = True, shared: Sequence[Medium] | None = None
+) -> list[RowPut]:
     """The put of a trajectory that failed: no tokens, no samples, and the reason (AC4)."""
     empty = Trajectory((), (), (), "truncated")
-    (row,) = trajectory_rows(id, empty, sampled)
+    (row,) = trajectory_rows(id, empty, sampled, shared)
     return [RowPut(id, {**row.cells, "failure": reason}, children=0)]
 
 

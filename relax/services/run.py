@@ -139,7 +139,7 @@ class Run:
     async def _build(self) -> None:
         config, assembly = self._config, self._assembly
         await assembly.check_pool()
-        for stream in assembly.streams.values():
+        for stream in assembly.supply.streams.values():
             stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
             _report.info("tokenizer: %s", note)
@@ -186,7 +186,7 @@ class Run:
             self._snapshot_store,
             self._checkpoints,
             [(stage.name, stage.steps) for stage in config.stages],
-            lambda: {name: stream.state() for name, stream in assembly.streams.items()},
+            lambda: {name: stream.state() for name, stream in assembly.supply.streams.items()},
             lambda: self._publisher.version.incarnation,
             lambda: Trainable(assembly.backend, assembly.compute("trainer"), assembly.compute("ledger")),
         )
@@ -205,6 +205,7 @@ class Run:
             self._assembly.slots,
             lambda: self._log.last_number,
             self._report_evaluation,
+            media=self._assembly.media,
         )
 
     def _restore(self) -> None:
@@ -244,11 +245,11 @@ class Run:
 
     def _restore_data(self, state: RunState) -> list[str]:
         """The cursors of all data; returns what changed since, where the configuration accepts changes (B5)."""
-        streams = self._assembly.streams
+        streams = self._assembly.supply.streams
         for name, stream in streams.items():
             if name in state.streams:
                 stream.restore(state.streams[name])
-        source = self._assembly.source(self._config.stages[state.stage])
+        source = self._assembly.supply.source(self._config.stages[state.stage])
         source.restore(state.source)
         accepted = [*source.accepted, *(text for stream in streams.values() for text in stream.accepted)]
         for text in accepted:
@@ -327,6 +328,7 @@ class Run:
             tasks=assembly.tasks,
             fleet=assembly.fleet if setup.plan.samples else None,
             reference=reference,
+            media=assembly.media,
             wrap=assembly.wrap,
             journal=self._journal,
         )

@@ -173,7 +173,7 @@ def _schema() -> Any:
     text, number = pa.string(), pa.int64()
     fixed: dict[str, Any] = {
         "trajectory": text, "group": text, "stage": text, "state": text, "reason": text, "step": number, "base": number,
-        "source": text, "record": number, "pass": number, "attempt": number, "task": text, "prompt": text, "reference": text,
+        "source": text, "record": number, "pass": number, "attempt": number, "task": text, "prompt": text, "media": text, "reference": text,
         "text": text, "end": text, "failure": text, "reward": pa.float64(), "parts": text, "turns": text,
         "spans": pa.list_(pa.list_(number)),
     }  # fmt: skip
@@ -202,6 +202,7 @@ def _row(group: EndedGroup, id: str, samples: list[str], fetched: Fetched) -> di
         "step": group.step, "base": group.base, "source": key.source, "record": key.record, "pass": key.pass_number,
         "attempt": key.attempt, "task": prompt.task,
         "prompt": _plain("\n".join(f"{message.role}: {message.text}" for message in prompt.messages)),
+        "media": _json([{"type": part.type, "uri": part.uri} for message in prompt.messages for part in message.media]),
         "reference": _json(prompt.reference), "text": _plain("\n".join(turn.text for turn in turns.turns)), "end": turns.end,
         "failure": None if cells["failure"] is None else _plain(cells["failure"]),
         "reward": None if reward is None else float(reward), "parts": _json(cells.get("reward_parts", [])),

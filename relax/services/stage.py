@@ -15,7 +15,7 @@ from relax.bus.queue import TransferQueue
 from relax.bus.storage import MemoryStorage
 from relax.core.algorithm import Algorithm
 from relax.core.column import COLUMNS
-from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Storage, TrainBackend
+from relax.core.protocol import Clock, Compute, Generate, MediaReader, Renderer, Source, Storage, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER
 from relax.services.controller import Controller, GateSampler, StageBounds
@@ -63,6 +63,7 @@ class Crew:
     journal: Journal | None = None
     fleet: Fleet | None = None
     reference: tuple[TrainBackend, Compute] | None = None
+    media: MediaReader | None = None
     wrap: Wrap = lambda name, target: target
 
 
@@ -99,7 +100,7 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
         if role == "rollout":
             assert crew.fleet is not None
             generate: Generate = crew.wrap("generate", crew.fleet.router)
-            rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout)
+            rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout, crew.media)
             tasks.start("rollout", rollout.run(), endless=True)
         elif role == "demonstration":
             demonstration = Demonstration(
@@ -108,6 +109,7 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
                 crew.renderer,
                 setup.rollout.limits.max_context_tokens,
                 setup.algorithm.demonstrates,
+                media=crew.media,
             )
             tasks.start("demonstration", demonstration.run(), endless=True)
         elif role == "reward":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from relax.bus.row import Subscription
 from relax.core.id import Table
 from relax.services.access import TRAINER
+from relax.services.media_row import COLUMNS as MEDIA_COLUMNS
 from relax.services.plan import Plan
 
 ROLE_LEASE_S = 600.0
@@ -42,11 +43,20 @@ _SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
 
 def subscriptions(plan: Plan, rollout_lease_s: float) -> list[Subscription]:
     """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts."""
-    found = [_without_verdict(plan, one) for role in plan.roles for one in _SUBSCRIPTIONS.get(role, ())]
+    found = [
+        _with_media(plan, _without_verdict(plan, one)) for role in plan.roles for one in _SUBSCRIPTIONS.get(role, ())
+    ]
     if plan.samples:
         found.append(Subscription("rollout", Table.group, ("prompt",), lease_s=rollout_lease_s))
     found.append(Subscription(TRAINER, Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
     return found
+
+
+def _with_media(plan: Plan, subscription: Subscription) -> Subscription:
+    """Who computes logprobs reads the media, too."""
+    if not plan.reads_media or "token_ids" not in subscription.columns:
+        return subscription
+    return replace(subscription, columns=(*subscription.columns, *MEDIA_COLUMNS))
 
 
 def _without_verdict(plan: Plan, subscription: Subscription) -> Subscription:

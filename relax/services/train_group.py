@@ -18,6 +18,7 @@ from relax.core.column import COLUMNS
 from relax.core.completion import PROMPT, Bools, frozen
 from relax.core.id import GroupId, SampleId, Table, group_of, index_of, parent_of
 from relax.services.consume import by_group
+from relax.services.media_row import FetchedMedia
 from relax.services.plan import DERIVED
 from relax.services.row import read_turns
 
@@ -35,6 +36,7 @@ class TrainGroup:
     samples: tuple[SampleId, ...]
     fetched: Fetched
     masks: dict[str, Bools]
+    media: FetchedMedia
     found: dict[str, dict[str, Values]] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,7 @@ class TrainGroup:
                     mask,
                     np.where(mask, weights[parent], 0.0).astype(np.float32),
                     {name: self._cut(sample, parent, name, start, end) for name in columns},
+                    self.media.of(sample),
                 )
             )
         return rows
@@ -110,6 +113,7 @@ class TrainGroup:
 
 def read_groups(fetched: Fetched, algorithm: Algorithm) -> list[TrainGroup]:
     """The groups of one receipt, in the order in which they were taken."""
+    media = FetchedMedia(fetched)
     return [
         TrainGroup(
             group_of(group),
@@ -119,6 +123,7 @@ def read_groups(fetched: Fetched, algorithm: Algorithm) -> list[TrainGroup]:
                 id: _trained(id, fetched, algorithm)
                 for id in dict.fromkeys(parent_of(sample) or "" for sample in samples)
             },
+            media,
         )
         for group, samples in by_group(fetched).items()
     ]

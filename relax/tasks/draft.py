@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from relax.core.completion import PROMPT, Completion, Ints, frozen
+from relax.core.media import Medium
 from relax.core.trajectory import Segment, Turn
 
 
@@ -18,6 +19,7 @@ class _Span:
 
     token_ids: Ints
     completion: Completion | None
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(slots=True)
@@ -29,13 +31,13 @@ class Draft:
     _spans: list[_Span] = field(default_factory=list)
     _length: int = 0
 
-    def begin(self, token_ids: Ints) -> None:
-        """Close the segment, if one is open, and start the next."""
+    def begin(self, token_ids: Ints, media: tuple[Medium, ...] = ()) -> None:
+        """Close the segment, if one is open, and start the next. `media` are what the placeholders stand for, in order."""
         self._close()
-        self.show(token_ids)
+        self.show(token_ids, media)
 
-    def show(self, token_ids: Ints) -> None:
-        self._spans.append(_Span(token_ids, None))
+    def show(self, token_ids: Ints, media: tuple[Medium, ...] = ()) -> None:
+        self._spans.append(_Span(token_ids, None, media))
         self._length += len(token_ids)
 
     def sample(self, completion: Completion, text: str) -> None:
@@ -54,6 +56,11 @@ class Draft:
         """The open segment, int32[length]: the context of the next request. Read-only."""
         joined = np.concatenate([span.token_ids for span in self._spans]).astype(np.int32, copy=False)
         return frozen(joined)
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """The media of the open segment, in order."""
+        return tuple(medium for span in self._spans for medium in span.media)
 
     def segments(self) -> tuple[Segment, ...]:
         """All segments (a prompt that left no room is one without samples); the draft is finished."""
@@ -82,5 +89,5 @@ class Draft:
                 versions[where] = span.completion.versions
                 mixed[where] = span.completion.mixed
         arrays = [frozen(array) for array in (mask, logprobs, versions, mixed)]
-        self._done.append(Segment(self.token_ids, *arrays))
+        self._done.append(Segment(self.token_ids, *arrays, media=self.media))
         self._spans, self._length = [], 0

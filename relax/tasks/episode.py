@@ -13,8 +13,9 @@ import numpy as np
 
 from relax.core.completion import Bools, Completion, GenerateInput, Sampling, Session
 from relax.core.error import DataError, EngineError, RelaxError, TaskError
+from relax.core.media import Medium
 from relax.core.message import Json, Message, Prompt, PromptKey, text_message
-from relax.core.protocol import Encoded, Environment, Generate, Renderer, Step
+from relax.core.protocol import Encoded, Environment, Generate, MediaReader, Renderer, Step
 from relax.core.seed import derive_seed
 from relax.core.trajectory import EndReason, Trajectory
 from relax.tasks.draft import Draft
@@ -41,14 +42,17 @@ async def run_episode(
     max_turns: int = 1,
     max_sampled_tokens: int | None = None,
     allowed: Bools | None = None,
+    media: MediaReader | None = None,
 ) -> Trajectory:
     """Run `environment` to its end. `session_of(turn)` is the session of each request.
 
     `sampling.max_tokens` bounds each turn, `max_sampled_tokens` all turns together, `max_context_tokens` each segment; whichever
-    is met ends the trajectory as `truncated` (TK6). `allowed` bool[V]: a completion with any other id is refused (MM4).
+    is met ends the trajectory as `truncated` (TK6). `allowed` bool[V]: a completion with any other id is refused (MM4). `media` reads
+    images, sounds and videos, of the prompt (already looked at) and of later turns; None where the policy reads text only.
     Raises TaskError (environment failed, generation aborted) and EngineError (no or no valid completion). The caller bounds the time.
     """
-    run = _Episode(prompt, environment, renderer, generate, sampling, max_context_tokens, max_turns, max_sampled_tokens)
+    limits = max_context_tokens, max_turns, max_sampled_tokens
+    run = _Episode(prompt, environment, renderer, generate, sampling, *limits, media)
     try:
         end = await run.turns(session_of, allowed)
     except BaseException:
@@ -72,7 +76,9 @@ class _Episode:
         max_context_tokens: int,
         max_turns: int,
         max_sampled_tokens: int | None,
+        media: MediaReader | None,
     ) -> None:
+        self.media = media
         self.prompt, self.environment, self.renderer, self.generate = prompt, environment, renderer, generate
         self.sampling = sampling
         if not set(renderer.stops) <= set(sampling.stop_ids):
@@ -83,7 +89,6 @@ class _Episode:
             max_sampled_tokens,
         )
         self.draft = Draft()
-        self.features: Encoded | None = None
         self.shown: tuple[Message, ...] = ()
         self.said: list[Message] = []
         self.steps: list[Json] = []
@@ -96,7 +101,9 @@ class _Episode:
             raise TaskError(
                 "environment: start gave no message; it gives those to show first, usually the prompt's own"
             )
-        self._begin()
+        if self.shown != self.prompt.messages:
+            self.shown = await self._shown_media(self.shown)
+        await self._begin()
         for turn in range(self.max_turns):
             room = self._room()
             if room <= 0:
@@ -114,7 +121,7 @@ class _Episode:
             if not step.messages:
                 raise TaskError("environment: step gave neither messages nor an end; give one of them")
             if turn + 1 < self.max_turns:
-                self._append(step)
+                await self._append(step)
             else:
                 self.said.extend(step.messages)
         return "truncated"
@@ -127,8 +134,7 @@ class _Episode:
         return min(left)
 
     async def _sample(self, sampling: Sampling, session: Session, allowed: Bools | None) -> Completion:
-        features = self.features.features if self.features is not None else None
-        request = GenerateInput(self.draft.token_ids, features or {})
+        request = GenerateInput(self.draft.token_ids, self.draft.media)
         completion = await self.generate.generate(request, sampling, session)
         _check(completion, sampling, allowed)
         text = _said(self.renderer.decode(completion.token_ids), completion, sampling)
@@ -137,28 +143,44 @@ class _Episode:
         self.unstable += not self.renderer.is_stable(completion.token_ids)
         return completion
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         """A full render, nobody's sample, opens a segment."""
         try:
-            self.features = self.renderer.encode([*self.shown, *self.said])
+            opened = self.renderer.encode([*self.shown, *self.said])
+            media = await self._load(opened)
         except DataError as error:
             raise _refused(error) from error
-        self.draft.begin(self.features.token_ids)
+        self.draft.begin(opened.token_ids, media)
 
-    def _append(self, step: Step) -> None:
+    async def _append(self, step: Step) -> None:
         """Show the environment's messages: as a suffix where that equals a full render, else in a branch (TK2)."""
         try:
-            suffix = self.renderer.extend([*self.shown, *self.said], self.draft.token_ids, step.messages)
+            messages = await self._look(step.messages)
+            suffix = self.renderer.extend([*self.shown, *self.said], self.draft.token_ids, messages)
+            media = () if suffix is None else await self._load(suffix)
         except DataError as error:
             raise _refused(error) from error
-        self.said.extend(step.messages)
+        self.said.extend(messages)
         if suffix is None:
             self.branches += 1
-            self._begin()
-        elif suffix.features:
-            raise TaskError("environment: a later turn holds media, which only the prompt may hold")
+            await self._begin()
         else:
-            self.draft.show(suffix.token_ids)
+            self.draft.show(suffix.token_ids, media)
+
+    async def _shown_media(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """What an environment shows in place of the prompt may hold media of its own."""
+        try:
+            return await self._look(messages)
+        except DataError as error:
+            raise _refused(error) from error
+
+    async def _look(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        has_media = any(message.media for message in messages)
+        return await self.media.look(messages) if has_media and self.media is not None else messages
+
+    async def _load(self, encoded: Encoded) -> tuple[Medium, ...]:
+        """The features of what was rendered (MM1: the reader holds their count against the placeholders)."""
+        return await self.media.load(encoded.parts) if encoded.parts and self.media is not None else ()
 
     async def _ask(self, what: str, *arguments: Any) -> Any:
         """Call a method of the environment. Whatever it raises is a TaskError, but for relax's own errors and real cancellation."""

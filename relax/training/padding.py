@@ -22,7 +22,8 @@ from relax.core.error import InvariantError
 class PaddedBatch:
     """B >= 1 rows of T >= 1 positions, padded on the right.
 
-    `attention_BT` is 1 on the rows' tokens; weights and columns are 0 off the mask.
+    `attention_BT` is 1 on the rows' tokens; weights and columns are 0 off the mask. `rows` are those that were padded, with their
+    media; none where the micro-batch was empty.
     """
 
     token_ids_BT: Tensor
@@ -31,6 +32,7 @@ class PaddedBatch:
     mask_BT: Tensor
     weights_BT: Tensor
     columns: Mapping[str, Tensor]
+    rows: MicroBatch = ()
 
 
 def pad_batch(batch: MicroBatch, columns: Sequence[str], pad_id: int, device: torch.device) -> PaddedBatch:
@@ -54,6 +56,7 @@ def pad_batch(batch: MicroBatch, columns: Sequence[str], pad_id: int, device: to
         _tensor(mask, device),
         _tensor(_masked(shape, [row.weights for row in batch], mask, np.float32), device),
         {name: _tensor(_column(shape, name, batch, mask), device) for name in columns},
+        batch,
     )
 
 

@@ -13,6 +13,7 @@ from relax.core.batch import Measure, merge_measures
 from relax.core.completion import frozen
 from relax.core.id import group_id
 from relax.services.ledger import Ledger
+from relax.services.media_row import FetchedMedia
 from relax.services.monitors.hub import MAX_SERIES, MonitorHub
 from relax.services.outline import outline_of
 from relax.services.show import GroupView, read_group
@@ -147,7 +148,7 @@ def test_case_l6_the_logged_reward_is_the_mean_over_what_was_trained() -> None:
     rewards = {"a": 1.0, "b": 0.0, "c": None}
     fetched = Fetched(tuple(rewards), {id: {"reward": reward, "turns": turns} for id, reward in rewards.items()})
     masks = {id: frozen(np.array([False, False, True, True, reward is not None])) for id, reward in rewards.items()}
-    statistics.add_group(TrainGroup(group_id(0), (), fetched, masks))
+    statistics.add_group(TrainGroup(group_id(0), (), fetched, masks, FetchedMedia(fetched)))
     metrics = statistics.metrics({"policy/ratio_mean": Measure(6.0, 4.0), "policy/entropy": Measure(0.0, 0.0)})
     assert metrics["reward/trained"] == 0.5
     assert metrics["rollout/tokens/mean"] == 3.0

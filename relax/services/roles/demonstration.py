@@ -5,6 +5,7 @@ included, are in the mask; nothing samples them, so they carry no version and no
 one answer or a preferred pair, is the algorithm's `demonstrates`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -14,12 +15,17 @@ from relax.bus.row import Fetched, RowPut
 from relax.core.completion import frozen
 from relax.core.error import DataError
 from relax.core.id import GroupId, trajectory_id
+from relax.core.media import Medium
 from relax.core.message import Prompt, prompt_from_json, text_message
-from relax.core.protocol import Renderer
+from relax.core.protocol import MediaReader, Renderer
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.consume import consume
+from relax.services.media_row import group_media_put, read_prompt_media
 from relax.services.row import trajectory_rows
+
+MAX_REASON = 200
+"""Characters of a reason."""
 
 
 class Demonstration:
@@ -31,11 +37,13 @@ class Demonstration:
         max_context_tokens: int,
         demonstrates: str = "answer",
         batch: int = 64,
+        media: MediaReader | None = None,
     ) -> None:
         self._bus, self._controller, self._renderer = bus, controller, renderer
         self._max_context_tokens = max_context_tokens
         self._answers = ANSWERS[demonstrates]
         self._batch = batch
+        self._media = media
 
     async def run(self) -> NoReturn:
         """Endless. A prompt without a usable reference ends its group as failed, with the reason."""
@@ -43,28 +51,46 @@ class Demonstration:
 
     async def _rows(self, fetched: Fetched) -> list[RowPut]:
         rows: list[RowPut] = []
-        for group in map(GroupId, fetched.ids):
-            try:
-                trajectories = self.demonstrate(prompt_from_json(fetched.get(group, "prompt")))
-            except DataError as error:
-                await self._controller.end(group, "failed", str(error)[:200])
+        groups = [GroupId(id) for id in fetched.ids]
+        read = await asyncio.gather(*(self._read(prompt_from_json(fetched.get(group, "prompt"))) for group in groups))
+        prompts = dict(zip(groups, read, strict=True))
+        for group in groups:
+            prompt, media = prompts[group]
+            if isinstance(media, DataError):
+                await self._controller.end(group, "failed", f"media: {media}"[:MAX_REASON])
                 continue
+            try:
+                trajectories = self.demonstrate(prompt, media or ())
+            except DataError as error:
+                await self._controller.end(group, "failed", str(error)[:MAX_REASON])
+                continue
+            if media is not None:
+                rows.append(group_media_put(group, media))
             for sibling, trajectory in enumerate(trajectories):
-                rows += trajectory_rows(trajectory_id(group, sibling), trajectory, sampled=False)
+                rows += trajectory_rows(trajectory_id(group, sibling), trajectory, sampled=False, shared=media)
         return rows
 
-    def demonstrate(self, prompt: Prompt) -> list[Trajectory]:
+    async def _read(self, prompt: Prompt) -> tuple[Prompt, tuple[Medium, ...] | DataError | None]:
+        """The prompt and its media: None in a run that reads none, or why they cannot be read."""
+        if self._media is None:
+            return prompt, None
+        try:
+            return await read_prompt_media(self._media, prompt)
+        except DataError as error:
+            return prompt, error
+
+    def demonstrate(self, prompt: Prompt, media: tuple[Medium, ...] = ()) -> list[Trajectory]:
         """The prompt answered by its reference, once or as a pair. Raises DataError when the reference is not usable or does not fit."""
         opened = self._renderer.encode(prompt.messages).token_ids
-        return [self._answered(prompt, opened, text) for text in self._answers(prompt)]
+        return [self._answered(prompt, opened, media, text) for text in self._answers(prompt)]
 
-    def _answered(self, prompt: Prompt, opened: np.ndarray, text: str) -> Trajectory:
+    def _answered(self, prompt: Prompt, opened: np.ndarray, media: tuple[Medium, ...], text: str) -> Trajectory:
         answer = self._renderer.encode_reply(text)
         length = len(opened) + len(answer)
         if length > self._max_context_tokens:
             raise DataError(f"record {prompt.key} has {length} tokens, over {self._max_context_tokens}")
         turn = Turn(0, len(opened), length, "stop", text)
-        return Trajectory((_segment(opened, answer),), (turn,), (text_message("assistant", text),), "done")
+        return Trajectory((_segment(opened, answer, media),), (turn,), (text_message("assistant", text),), "done")
 
 
 def _one_answer(prompt: Prompt) -> tuple[str, ...]:
@@ -93,10 +119,10 @@ ANSWERS: Mapping[str, Callable[[Prompt], tuple[str, ...]]] = {"answer": _one_ans
 """By `Algorithm.demonstrates`: the texts that answer a prompt, one trajectory each. They raise DataError."""
 
 
-def _segment(opened: np.ndarray, answer: np.ndarray) -> Segment:
+def _segment(opened: np.ndarray, answer: np.ndarray, media: tuple[Medium, ...]) -> Segment:
     token_ids = np.concatenate([opened, answer]).astype(np.int32)
     mask = np.arange(len(token_ids)) >= len(opened)
     absent = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), -1, dtype=np.int32)
     none_mixed = np.zeros(len(token_ids), dtype=np.bool_)
-    return Segment(frozen(token_ids), frozen(mask), frozen(absent), frozen(versions), frozen(none_mixed))
+    return Segment(frozen(token_ids), frozen(mask), frozen(absent), frozen(versions), frozen(none_mixed), media)

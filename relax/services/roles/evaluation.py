@@ -6,13 +6,13 @@ ledger rows of their own kind and are outside the gate and the account (AC5). A 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax.core.completion import Sampling
-from relax.core.error import EngineError, TaskError
+from relax.core.error import DataError, EngineError, TaskError
 from relax.core.id import GroupId, evaluation_id, trajectory_id
 from relax.core.message import Prompt
-from relax.core.protocol import Renderer, RolloutEngine
+from relax.core.protocol import MediaReader, Renderer, RolloutEngine
 from relax.core.version import Version
 from relax.services.ledger import EvaluationRow
 from relax.services.pass_rate import set_metrics
@@ -22,6 +22,8 @@ from relax.tasks.score import score
 from relax.weights.proof import check_proof
 from relax.weights.store import WeightStore
 
+MAX_PREPARING = 8
+"""Prompts whose media are looked at together."""
 LOAD_S = 600.0
 """Deadline of loading a version; nothing runs on the engine then."""
 
@@ -73,6 +75,7 @@ class Evaluation:
         next_number: int = 0,
         done: Mapping[str, EvaluationRow] | None = None,
         on_sample: Callable[[EvaluationRow], None] = lambda row: None,
+        media: MediaReader | None = None,
     ) -> None:
         self._engine, self._store, self._renderer, self._tasks = engine, store, renderer, tasks
         self._sets, self._limits = sets, limits
@@ -82,6 +85,7 @@ class Evaluation:
         self._on_sample = on_sample
         self._requests: asyncio.Queue[EvaluationRequest] = asyncio.Queue(maxsize=2)
         self._loaded: Version | None = None
+        self._media, self._is_prepared = media, media is None
         self.next_number = next_number
 
     async def request(self, version: Version, step: int) -> None:
@@ -102,6 +106,9 @@ class Evaluation:
             self._requests.task_done()
 
     async def _evaluate(self, request: EvaluationRequest) -> None:
+        if self._media is not None and not self._is_prepared:
+            self._sets = [await _prepared(evaluated, self._media) for evaluated in self._sets]
+            self._is_prepared = True
         await self._load(request.version)
         metrics: dict[str, float] = {}
         rows: list[EvaluationRow] = []
@@ -127,7 +134,7 @@ class Evaluation:
 
     async def _run_set(self, evaluated: EvaluationSet, request: EvaluationRequest) -> list[list[EvaluationRow]]:
         """The samples of each prompt, in order."""
-        player = Player(self._renderer, self._engine, evaluated.sampling, self._limits)
+        player = Player(self._renderer, self._engine, evaluated.sampling, self._limits, self._media)
         runs = []
         for prompt in evaluated.prompts:
             group = evaluation_id(self.next_number)
@@ -165,6 +172,24 @@ class Evaluation:
         row = EvaluationRow(id, self._number(), evaluated.name, request.step, reward, failure, text[:2000])
         self._on_sample(row)
         return row
+
+
+async def _prepared(evaluated: EvaluationSet, media: MediaReader) -> EvaluationSet:
+    """The set with its media looked at; prompts with a bad one are in the quarantine, and out of the set, as other bad records."""
+    places = asyncio.Semaphore(MAX_PREPARING)
+
+    async def prepare(prompt: Prompt) -> Prompt | DataError:
+        async with places:
+            try:
+                return await media.prepare(prompt)
+            except DataError as error:
+                return error
+
+    found = await asyncio.gather(*map(prepare, evaluated.prompts))
+    usable = [prompt for prompt in found if isinstance(prompt, Prompt)]
+    if not usable:
+        raise DataError(f"evaluation set {evaluated.name!r}: none of its prompts can be used: {found[0]}")
+    return replace(evaluated, prompts=usable)
 
 
 def _by_source(

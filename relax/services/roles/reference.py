@@ -15,6 +15,7 @@ from relax.core.id import SampleId
 from relax.core.protocol import Compute, TrainBackend
 from relax.services.access import BusAccess
 from relax.services.consume import consume
+from relax.services.media_row import FetchedMedia
 from relax.training.packing import pack
 
 
@@ -29,7 +30,8 @@ class Reference:
         await consume(self._bus, "reference", 256, self._rows)
 
     async def _rows(self, fetched: Fetched) -> list[RowPut]:
-        micro_batches = pack([_row(id, fetched) for id in fetched.ids], self._token_budget)
+        media = FetchedMedia(fetched)
+        micro_batches = pack([_row(id, fetched, media) for id in fetched.ids], self._token_budget)
         (replica,) = await self._compute.run(self._backend.logprobs, [micro_batches])
         return [
             RowPut(row.id, {"reference_logprobs": frozen(np.asarray(values, dtype=np.float32))})
@@ -38,7 +40,8 @@ class Reference:
         ]
 
 
-def _row(id: str, fetched: Fetched) -> TrainRow:
+def _row(id: str, fetched: Fetched, media: FetchedMedia) -> TrainRow:
     start, end = fetched.get(id, "span")
     mask = fetched.get(id, "mask")[start:end]
-    return TrainRow(SampleId(id), fetched.get(id, "token_ids")[start:end], mask, frozen(mask.astype(np.float32)))
+    token_ids = fetched.get(id, "token_ids")[start:end]
+    return TrainRow(SampleId(id), token_ids, mask, frozen(mask.astype(np.float32)), media=media.of(id))

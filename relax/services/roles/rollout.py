@@ -11,17 +11,24 @@ from dataclasses import dataclass, field
 
 from relax.bus.row import Receipt, RowPut
 from relax.core.completion import Sampling
-from relax.core.error import EngineError, LateError, TaskError
+from relax.core.error import DataError, EngineError, LateError, TaskError
 from relax.core.id import GroupId, Table, table_of, trajectory_id
+from relax.core.media import Medium
 from relax.core.message import Prompt, prompt_from_json
-from relax.core.protocol import Generate, Renderer
+from relax.core.protocol import Generate, MediaReader, Renderer
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
+from relax.services.media_row import GROUP as MEDIA
+from relax.services.media_row import group_media_put, read_prompt_media
 from relax.services.play import EpisodeLimits, Player
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
 
 CONSUMER = "rollout"
+MAX_PREPARING = 4
+"""Groups whose media are read at one time, ahead of those that run."""
+MAX_REASON = 200
+"""Characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class GroupRun:
     prompt: Prompt
     lease: str
     remaining: int
+    media: tuple[Medium, ...] | None = None
+    """What the group's own cell holds; None in a run that reads no media."""
     finished: list[RowPut] = field(default_factory=list)
     """Rows that the next put writes."""
 
@@ -55,10 +64,12 @@ class Rollout:
         renderer: Renderer,
         tasks: Mapping[str, Task],
         settings: RolloutSettings,
+        media: MediaReader | None = None,
     ) -> None:
         self._bus, self._controller = bus, controller
-        self._tasks, self._settings = tasks, settings
-        self._player = Player(renderer, generate, settings.sampling, settings.limits)
+        self._tasks, self._settings, self._media = tasks, settings, media
+        self._player = Player(renderer, generate, settings.sampling, settings.limits, media)
+        self._preparing = asyncio.Semaphore(MAX_PREPARING)
         self._places = asyncio.Semaphore(settings.concurrency)
 
     async def run(self) -> None:
@@ -72,15 +83,43 @@ class Rollout:
         group = GroupId(receipt.ids[0])
         try:
             fetched = await self._bus.fetch(receipt)
-            missing = self._missing(group, await self._bus.written(receipt.lease))
+            written = await self._bus.written(receipt.lease)
+            missing = self._missing(group, written)
             if not missing:
                 await self._bus.ack(receipt.lease)
         except LateError:
             return  # the group ended, or its lease ran out, between the take and now
         run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, len(missing))
+        if self._media is None:
+            await self._start(run, missing, siblings)
+        else:
+            await self._preparing.acquire()  # no deadline: looking at a prompt's media has one
+            has_cell = MEDIA in written.get(group, ())
+            siblings.start(f"{group} media", self._prepare(self._media, run, missing, siblings, has_cell))
+
+    async def _prepare(
+        self, media: MediaReader, run: GroupRun, missing: Sequence[int], siblings: TaskSet, has_cell: bool
+    ) -> None:
+        """Read the prompt's media, once for all siblings, and put them on the bus; a bad one ends the group (MM2, MM3)."""
+        try:
+            async with asyncio.timeout(self._tasks[run.prompt.task].timeout_s):
+                run.prompt, run.media = await read_prompt_media(media, run.prompt)
+            if not has_cell:
+                await self._bus.put([group_media_put(run.group, run.media)], run.lease)
+        except TimeoutError:
+            return await self._controller.end(run.group, "failed", "media: not read within the task's timeout_s")
+        except DataError as error:
+            return await self._controller.end(run.group, "failed", f"media: {error}"[:MAX_REASON])
+        except LateError:
+            return None  # the group ended meanwhile
+        finally:
+            self._preparing.release()
+        return await self._start(run, missing, siblings)
+
+    async def _start(self, run: GroupRun, missing: Sequence[int], siblings: TaskSet) -> None:
         for sibling in missing:
             await self._places.acquire()  # no deadline: places come back when a trajectory ends, which has one
-            siblings.start(trajectory_id(group, sibling), self._run_sibling(run, sibling))
+            siblings.start(trajectory_id(run.group, sibling), self._run_sibling(run, sibling))
 
     def _missing(self, group: GroupId, written: Mapping[str, Sequence[str]]) -> list[int]:
         """The siblings that no earlier holder of the group has written: a row of a trajectory is written whole."""
@@ -119,9 +158,10 @@ class Rollout:
             try:
                 async with asyncio.timeout(task.timeout_s):
                     base = await self._controller.start(run.group)
-                    return trajectory_rows(id, await self._player.play(run.prompt, task, run.group, sibling, base))
+                    played = await self._player.play(run.prompt, task, run.group, sibling, base)
+                    return trajectory_rows(id, played, shared=run.media)
             except TimeoutError:
                 reason = "timeout"
             except (TaskError, EngineError) as error:
                 reason = f"{type(error).__name__}: {error}"
-        return failed_row(id, reason)
+        return failed_row(id, reason, shared=run.media)
