@@ -8,12 +8,13 @@ the process pool carry; it is exact for every dtype, and reading it copies nothi
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from relax.core.error import InvariantError
+from relax.core.message import MediaPart, Message, Prompt
 
 Modality: TypeAlias = Literal["image", "audio", "video"]
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -40,14 +41,36 @@ class Medium:
 
     @property
     def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum(int(array.nbytes) for array in self.arrays.values())
+
+
+class MediaLoader(Protocol):
+    """Turns references into features, off the event loop, once for each medium however many ask (MM2)."""
+
+    async def load(self, parts: Sequence[MediaPart]) -> tuple[Medium, ...]:
+        """The features of each part, in order; a video with its sound gives two. Raises DataError for a bad medium (MM3)."""
+        ...
+
+
+class MediaReader(MediaLoader, Protocol):
+    """Looks at media before they are rendered: their content's digest, and what their metadata say."""
+
+    async def prepare(self, prompt: Prompt) -> Prompt:
+        """The prompt with every medium looked at, measured against the limits of the data. Raises DataError (MM1, MM3)."""
+        ...
+
+    async def look(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages of an environment's turn, likewise. Raises DataError."""
+        ...
 
 
 def pack_arrays(arrays: Arrays, header: Any = None) -> bytes:
     """Arrays and a JSON-ready header in one buffer: its length, a JSON index, the raw values, each aligned to 64 bytes."""
-    index, offset = [], 0
+    index: list[list[Any]] = []
+    starts, offset = [], 0
     for name, array in arrays.items():
         index.append([name, array.dtype.str, list(array.shape), offset])
+        starts.append(offset)
         offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     text = json.dumps({"header": header, "arrays": index}).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
@@ -55,7 +78,7 @@ def pack_arrays(arrays: Arrays, header: Any = None) -> bytes:
     buffer = bytearray(start + offset)
     buffer[:_LENGTH_BYTES] = len(text).to_bytes(_LENGTH_BYTES, "little")
     buffer[_LENGTH_BYTES:start] = text
-    for (_, _, _, where), array in zip(index, arrays.values(), strict=True):
+    for where, array in zip(starts, arrays.values(), strict=True):
         raw = np.ascontiguousarray(array).tobytes()
         buffer[start + where : start + where + len(raw)] = raw
     return bytes(buffer)

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from relax.core.batch import ForwardBackward, Measure, Shards, StepReport
 from relax.core.completion import Completion, Floats, GenerateInput, Ints, Sampling, Session
-from relax.core.media import Medium
 from relax.core.message import Json, MediaPart, Message, Prompt, PromptKey
 from relax.core.trajectory import EndReason, Score, Trajectory
 from relax.core.version import Version
@@ -259,26 +258,6 @@ class Encoded:
 
     token_ids: Ints
     parts: tuple[MediaPart, ...] = ()
-
-
-class MediaLoader(Protocol):
-    """Turns references into features, off the event loop, once for each medium however many ask (MM2)."""
-
-    async def load(self, parts: Sequence[MediaPart]) -> tuple[Medium, ...]:
-        """The features of each part, in order; a video with its sound gives two. Raises DataError for a bad medium (MM3)."""
-        ...
-
-
-class MediaReader(MediaLoader, Protocol):
-    """Looks at media before they are rendered: their content's digest, and what their metadata say."""
-
-    async def prepare(self, prompt: Prompt) -> Prompt:
-        """The prompt with every medium looked at, measured against the limits of the data. Raises DataError (MM1, MM3)."""
-        ...
-
-    async def look(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages of an environment's turn, likewise. Raises DataError."""
-        ...
 
 
 class Renderer(Protocol):

@@ -52,5 +52,5 @@ def columns_to_read(config: ColumnarConfig, names: Sequence[str], where: str) ->
         )
     if config.columns is None:
         return list(names)
-    wanted = {*prompts, *needed, config.metadata_key}
+    wanted = {*prompts, *needed, *config.media_keys.values(), config.metadata_key}
     return [name for name in names if name in wanted]

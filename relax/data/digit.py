@@ -33,6 +33,7 @@ def pointed_digits(
     digits: int = 2,
     classes: int = 10,
     scale: int = 4,
+    jitter: int = 0,
     seconds: float = 0.4,
     kinds: Mapping[str, int] | None = None,
     split: Split = "train",
@@ -41,7 +42,8 @@ def pointed_digits(
 ) -> Iterator[dict[str, Any]]:
     """Records {prompt: "<image><audio>p?", images: [PNG bytes], audios: [WAV bytes], reference: "3", kind: "point"}.
 
-    A picture holds `digits` different digits below `classes`, `scale` pixels for each of the data set's. `kinds` is kind -> share
+    A picture holds `digits` different digits below `classes`, `scale` pixels for each of the data set's, each moved by up
+    to `jitter` pixels. `kinds` is kind -> share
     (null: `point` alone); `held-out` records are the same for every seed. `blank` makes one medium say nothing (a black picture,
     silence) and leaves the rest of each record as it is. Raises DataError for impossible arguments.
     """
@@ -50,6 +52,7 @@ def pointed_digits(
     check_range("pointed_digits", "digits", digits, 2, MAX_DIGITS)
     check_range("pointed_digits", "classes", classes, digits, 10)
     check_range("pointed_digits", "scale", scale, 1, 16)
+    check_range("pointed_digits", "jitter", jitter, 0, 4 * scale)
     if not 0.05 <= seconds <= 10:
         raise DataError(f"pointed_digits: seconds is {seconds}, expected 0.05 to 10")
     if blank not in (None, "image", "audio"):
@@ -62,7 +65,7 @@ def pointed_digits(
     for _ in range(count):
         kind = draw.choice(asked)
         shown = draw.distinct(range(classes), digits)
-        picture = np.concatenate([draw.choice(pictures[digit]) for digit in shown], axis=1)
+        picture = np.concatenate([_moved(draw.choice(pictures[digit]), jitter, draw) for digit in shown], axis=1)
         place = draw.below(digits)
         sound = draw.choice(tones[place])
         answers = {"left": shown[0], "right": shown[-1], "tone": place, "point": shown[place]}
@@ -87,6 +90,15 @@ def _pictures(split: Split, classes: int, scale: int) -> list[list[npt.NDArray[n
             drawn = Image.fromarray((images[index] * (255 / 16)).astype(np.uint8))
             found[labels[index]].append(np.asarray(drawn.resize((8 * scale, 8 * scale), Image.Resampling.BILINEAR)))
     return found
+
+
+def _moved(picture: npt.NDArray[np.uint8], jitter: int, draw: Draw) -> npt.NDArray[np.uint8]:
+    """The picture moved by up to `jitter` pixels each way, black where nothing is left."""
+    if not jitter:
+        return picture
+    size = len(picture)
+    top, left = draw.below(2 * jitter + 1), draw.below(2 * jitter + 1)
+    return np.pad(picture, jitter)[top : top + size, left : left + size]
 
 
 @cache

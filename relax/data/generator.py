@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 
 from relax.config.table import load_object
 from relax.core.error import DataError
@@ -50,7 +51,7 @@ class GeneratorDataSet:
     def digest(self) -> str:
         hasher = blake2b(digest_size=16)
         for record in self._records:
-            hasher.update(json.dumps(record, default=repr).encode() + b"\n")
+            hasher.update(json.dumps(record, default=_printed).encode() + b"\n")
         return hasher.hexdigest()
 
     def read(self, index: int) -> Json:
@@ -58,3 +59,14 @@ class GeneratorDataSet:
 
     def location(self, index: int) -> str | None:
         return None
+
+
+def _printed(value: Any) -> str:
+    """What stands for a value that JSON has no form for: of bytes, arrays and images all of their content, and never an address."""
+    name = type(value).__name__
+    if isinstance(value, bytes | bytearray):
+        return f"{name} {blake2b(value, digest_size=16).hexdigest()}"
+    if hasattr(value, "tobytes") and (hasattr(value, "shape") or hasattr(value, "mode")):
+        facts = (getattr(value, "mode", None) or str(value.dtype), getattr(value, "shape", None) or value.size)
+        return f"{name} {facts} {blake2b(value.tobytes(), digest_size=16).hexdigest()}"
+    return repr(value)

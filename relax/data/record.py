@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import get_args
 
-from relax.core.message import Json, Message, Part, Role, TextPart, text_message
+from relax.core.message import Json, MediaPart, Message, Part, Role, TextPart, text_message
 from relax.core.protocol import Record
 from relax.data.config import SourceConfig
 from relax.data.dataset import Refusal
+from relax.data.media.placeholder import fill_placeholders
+from relax.data.media.reference import PART_TYPES, MediaReader, message_keys, read_media_lists
 
 ROLES: tuple[str, ...] = get_args(Role)
 ANSWERED_ROLES = ("user", "tool")
@@ -23,26 +25,43 @@ MAX_INTEGER_BITS = 8192
 """Integers up to here have a decimal form in Python, whose limit is 4300 digits."""
 
 
-def read_record(value: Json, config: SourceConfig, index: int) -> Record:
-    """The record with position `index` in its source. Raises Refusal."""
-    value = _plain_record(value)
-    messages = _read_conversation(value, config)
+def read_record(value: Json, config: SourceConfig, index: int, media: MediaReader | None = None) -> Record:
+    """The record with position `index` in its source; `media` makes the references to its media. Raises Refusal."""
+    media = media or MediaReader(f"record:{config.name}/{index}")
+    lifted = _lift_media(value, config, media)
+    plain = _plain_record(lifted, skip=frozenset(config.media_keys.values()))
+    messages = _read_conversation(plain, config)
+    lists = read_media_lists(media, lifted, config)
     return Record(
         source=config.name,
         index=index,
         task=config.task,
-        messages=messages,
-        reference=_read_reference(value, config, messages),
-        metadata=_read_metadata(value, config),
+        messages=fill_placeholders(messages, lists, config.media_keys),
+        reference=_read_reference(plain, config, messages),
+        metadata=_read_metadata(plain, config),
     )
 
 
-def _plain_record(value: Json) -> dict[str, Json]:
-    """The record as plain JSON values. A Refusal names the key whose value is the reason."""
+def _lift_media(value: Json, config: SourceConfig, media: MediaReader) -> dict[str, Json]:
+    """The record with references in place of the media among its messages."""
     if not isinstance(value, Mapping):
         raise Refusal("not a record", f"expected a mapping of keys to values, found {_kind(value)}")
+    lifted = dict(value)
+    for key in message_keys(config):
+        if key in lifted:
+            try:
+                lifted[key] = media.lift(lifted[key])
+            except Refusal as refusal:
+                raise Refusal(refusal.reason, f"{key!r}: {refusal.detail}") from refusal
+    return lifted
+
+
+def _plain_record(value: Mapping[str, Json], skip: frozenset[str]) -> dict[str, Json]:
+    """The record as plain JSON values, without the keys in `skip`. A Refusal names the key whose value is the reason."""
     plain = {}
     for key, item in value.items():
+        if key in skip:
+            continue
         try:
             plain[json_ready(str(key))] = json_ready(item, 1)
         except Refusal as refusal:
@@ -51,7 +70,7 @@ def _plain_record(value: Json) -> dict[str, Json]:
 
 
 def json_ready(value: Json, depth: int = 0) -> Json:
-    """`value` as plain JSON values; NaN and infinities become None.
+    """`value` as plain JSON values; NaN and infinities become None, references to media stay.
 
     Raises Refusal for what JSON has no form for, for integers that Python will not print, and for what nests over MAX_DEPTH levels.
     """
@@ -59,7 +78,7 @@ def json_ready(value: Json, depth: int = 0) -> Json:
         raise Refusal("nested too deep", f"more than {MAX_DEPTH} levels of lists and mappings")
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise Refusal("too large a number", f"an integer of {value.bit_length()} bits, at most {MAX_INTEGER_BITS}")
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | MediaPart):
         return value
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
@@ -73,7 +92,8 @@ def json_ready(value: Json, depth: int = 0) -> Json:
         return [json_ready(item, depth + 1) for item in value]
     if hasattr(value, "tolist"):  # numpy scalars and arrays
         return json_ready(value.tolist(), depth + 1)
-    raise Refusal("mistyped field", f"a {type(value).__name__} is not a JSON value")
+    hint = "; name a key that holds media in media_keys" if isinstance(value, bytes) else ""
+    raise Refusal("mistyped field", f"a {type(value).__name__} is not a JSON value{hint}")
 
 
 def _read_conversation(value: dict[str, Json], config: SourceConfig) -> tuple[Message, ...]:
@@ -96,7 +116,7 @@ def _read_conversation(value: dict[str, Json], config: SourceConfig) -> tuple[Me
         raise Refusal(
             "no turn to answer", f"the last message is the {messages[-1].role}'s; it must be a user or tool turn"
         )
-    if not any(not isinstance(part, TextPart) or part.text.strip() for part in messages[-1].parts):
+    if not messages[-1].media and not messages[-1].text.strip():
         raise Refusal("empty prompt", "the last message is empty")
     return messages
 
@@ -124,9 +144,12 @@ def _read_message(item: Json) -> Message:
 def _read_part(item: Json) -> Part:
     if isinstance(item, str):
         return TextPart(item)
+    if isinstance(item, MediaPart):
+        return item
     kind = item.get("type") if isinstance(item, dict) else None
-    if kind not in PART_READERS:
-        raise Refusal("unsupported part", f"part type {kind!r} is not one of {', '.join(PART_READERS)}")
+    if not isinstance(kind, str) or kind not in PART_READERS:
+        known = ", ".join((*PART_READERS, *PART_TYPES))
+        raise Refusal("unsupported part", f"part type {kind!r} is not one of {known}")
     return PART_READERS[kind]({key: value for key, value in item.items() if value is not None})
 
 
@@ -137,7 +160,7 @@ def _read_text_part(item: dict[str, Json]) -> TextPart:
 
 
 PART_READERS: dict[str, Callable[[dict[str, Json]], Part]] = {"text": _read_text_part}
-"""One reader for each type of part that a record may hold."""
+"""One reader for each type of part that a record may hold, beside those that are media."""
 
 
 def _read_reference(value: dict[str, Json], config: SourceConfig, messages: tuple[Message, ...]) -> Json:
@@ -176,6 +199,8 @@ def _read_answer(key: str, answer: Json, messages: tuple[Message, ...]) -> str:
         raise Refusal("mistyped reference", f"{key!r} ends with the {last.role}'s message, not with the assistant's")
     if before and tuple(before) != messages:
         raise Refusal("mistyped reference", f"{key!r} holds another conversation than the prompt")
+    if last.media:
+        raise Refusal("mistyped reference", f"{key!r} answers with a {last.media[0].type}; an answer is text")
     return last.text
 
 

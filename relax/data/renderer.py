@@ -1,8 +1,8 @@
-"""The text renderer: the only place where conversations become tokens, and tokens text (TK1-TK4).
+"""The renderer: the only place where conversations become tokens, and tokens text (TK1-TK4).
 
-Called by data (to measure prompts), by tasks (every turn) and by evaluation. Markup becomes special tokens exactly where the
-chat template wrote it; whatever users, tools or earlier turns say is tokenised as text. Sampled ids are never re-encoded:
-`extend` only ever adds to them.
+Called by data (to measure prompts), by tasks (every turn) and by evaluation. Markup and media placeholders become special tokens
+exactly where the chat template wrote them; whatever users, tools or earlier turns say is tokenised as text. Sampled ids are never
+re-encoded: `extend` only ever adds to them.
 """
 
 import unicodedata
@@ -15,10 +15,13 @@ import numpy as np
 
 from relax.core.completion import Ints, frozen
 from relax.core.error import DataError, InvariantError
+from relax.core.media import Modality
 from relax.core.message import Json, MediaPart, Message
 from relax.core.protocol import Encoded
 from relax.data.control import ControlText, Guard
+from relax.data.slot import Content, MediaText, Pairs, Slot, in_order, protect, slots_of, texts_of
 from relax.data.template import ChatTemplate
+from relax.model.family import Family
 from relax.model.vocabulary import Vocabulary
 
 Count = Literal["extended", "branched", "unstable", "merged", "guarded", "rewritten"]
@@ -34,13 +37,20 @@ _SHORT = 256
 
 
 class TextRenderer:
-    """A core `Renderer` for text. `counts` is what happened so far, for metrics.
+    """A core `Renderer`. `counts` is what happened so far, for metrics. Without a `family` it takes text only.
 
     One renderer serves one thread: a tokenizer changes its own settings while it encodes.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: Vocabulary, template_args: Mapping[str, Json] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocabulary: Vocabulary,
+        template_args: Mapping[str, Json] | None = None,
+        family: Family | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._media = None if family is None else MediaText(family, tokenizer)
         self._vocabulary = vocabulary
         self._template = ChatTemplate(tokenizer, template_args or {})
         self._control = ControlText(tokenizer, vocabulary)
@@ -58,13 +68,18 @@ class TextRenderer:
         return self._stops
 
     def encode(self, messages: Sequence[Message], generate: bool = True) -> Encoded:
-        """The conversation's tokens. Raises DataError for media, and for what the template refuses."""
-        return self._encode_pairs(tuple(_text_pairs(messages)), generate)
+        """The conversation's tokens and media. Raises DataError for media that the model or its template does not take, and for
+        what the template refuses."""
+        pairs = self._pairs(messages)
+        token_ids, order = self._encode_pairs(pairs, generate)
+        return Encoded(token_ids, in_order(messages, order))
 
-    def _encode_pairs_anew(self, pairs: tuple[tuple[str, str], ...], generate: bool) -> Encoded:
-        guard = self._control.guard(text for _, text in pairs)
-        rendered = self._render(guard, list(pairs), generate)
-        return _encoded(self._leading_bos() + self._tokenise(guard, rendered))
+    def _encode_pairs_anew(self, pairs: Pairs, generate: bool) -> tuple[Ints, tuple[Modality, ...]]:
+        guard = self._control.guard(texts_of(pairs))
+        rendered, slots = self._render(guard, pairs, generate)
+        ids = self._leading_bos() + self._tokenise(guard, rendered)
+        self._check_placeholders(ids, slots)
+        return _ints(ids), tuple(slot.modality for slot in slots)
 
     def extend(self, history: Sequence[Message], token_ids: Ints, messages: Sequence[Message]) -> Encoded | None:
         """The tokens after a sampled turn, int32[S]: `token_ids` + them is a full render of `history` + `messages` (TK2).
@@ -73,20 +88,24 @@ class TextRenderer:
         missing end from here, as tokens that nobody sampled. None when the template changes what was shown or sampled, or ends a
         turn in another way than the sampled stop token: then the history branches (case E4).
         """
-        if not history or history[-1].role != "assistant":
-            raise InvariantError("TK2", "extend needs a history that ends with the assistant's reply")
-        pairs = _text_pairs([*history, *messages])
-        guard = self._control.guard(text for _, text in pairs)
-        before = self._render(guard, pairs[: len(history) - 1], True) + guard.protect(history[-1].text)
-        whole = self._render(guard, pairs, True)
+        if not history or history[-1].role != "assistant" or history[-1].media:
+            raise InvariantError("TK2", "extend needs a history that ends with the assistant's reply, which is text")
+        conversation = [*history, *messages]
+        pairs = self._pairs(conversation)
+        guard = self._control.guard(texts_of(pairs))
+        before, shown = self._render(guard, pairs[: len(history) - 1], True)
+        before += guard.protect(history[-1].text)
+        whole, slots = self._render(guard, pairs, True)
         suffix = None
         if whole.startswith(before) and self._ends_with(token_ids, history[-1].text):
             suffix = self._suffix(guard, whole, whole[len(before) :], token_ids)
         if suffix is None:
             self.counts["branched"] += 1
             return None
+        self._check_placeholders(suffix, slots[len(shown) :])
         self.counts["extended"] += 1
-        return _encoded(suffix)
+        parts = in_order(conversation, [slot.modality for slot in slots])
+        return Encoded(_ints(suffix), parts[len(shown) :])
 
     def encode_reply(self, text: str) -> Ints:
         """The tokens, stop token included, that a policy would sample to say `text`; for supervised stages."""
@@ -112,7 +131,7 @@ class TextRenderer:
         Normalising tokenizers (case, compatibility forms) lose nothing here.
         """
         lost: set[str] = set()
-        for _, text in _text_pairs(messages):
+        for text in (message.text for message in messages):
             decoded = self._text(self._text_ids(text))
             if decoded != text:
                 lost |= _characters(text) - _characters(decoded)
@@ -140,15 +159,40 @@ class TextRenderer:
     def _ends_with(self, token_ids: Ints, reply: str) -> bool:
         return len(token_ids) > 0 and self.decode(token_ids).endswith(reply)
 
-    def _render(self, guard: Guard, pairs: Sequence[tuple[str, str]], generate: bool) -> str:
-        """The conversation as text, with `guard`'s markers for control strings of data."""
-        protected = [(role, guard.protect(text)) for role, text in pairs]
-        rendered = self._template.render(protected, generate)
+    def _pairs(self, messages: Sequence[Message]) -> tuple[tuple[str, Content], ...]:
+        return tuple((message.role, self._content(message)) for message in messages)
+
+    def _content(self, message: Message) -> Content:
+        """The text of a message, or where it holds media its parts, texts that follow each other as one."""
+        if not message.media:
+            return message.text
+        content: list[str | Slot] = []
+        for part in message.parts:
+            if isinstance(part, MediaPart):
+                if self._media is None:
+                    raise DataError(
+                        f"a {message.role} message holds {part.type} {part.uri!r}, but the model reads text only"
+                    )
+                content.append(self._media.slot(part))
+            elif content and isinstance(content[-1], str):
+                content[-1] += part.text
+            else:
+                content.append(part.text)
+        return tuple(content)
+
+    def _render(self, guard: Guard, pairs: Pairs, generate: bool) -> tuple[str, list[Slot]]:
+        """The conversation as text, with `guard`'s markers for control strings of data, and its slots in their order there."""
+        rendered = self._template.render([(role, protect(guard, content)) for role, content in pairs], generate)
         if guard.marks(rendered):
             self.counts["guarded"] += 1
             # A template that looks for such text would have rendered it another way; the safe form is kept.
             self.counts["rewritten"] += guard.restore(rendered) != self._template.render(pairs, generate)
-        return rendered
+        return (rendered, []) if self._media is None else self._media.fill(rendered, slots_of(pairs))
+
+    def _check_placeholders(self, ids: list[int], slots: Sequence[Slot]) -> None:
+        """Raises InvariantError unless the placeholders among `ids` are those of the slots (MM1)."""
+        if self._media is not None:
+            self._media.check(ids, slots)
 
     def _tokenise(self, guard: Guard, rendered: str) -> list[int]:
         if not guard.marks(rendered):
@@ -195,18 +239,8 @@ class TextRenderer:
         return tuple(dict.fromkeys(stops))
 
 
-def _text_pairs(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    for message in messages:
-        for part in message.parts:
-            if isinstance(part, MediaPart):
-                raise DataError(
-                    f"a {message.role} message holds {part.type} {part.uri!r}, but the model reads text only"
-                )
-    return [(message.role, message.text) for message in messages]
-
-
-def _encoded(ids: list[int]) -> Encoded:
-    return Encoded(frozen(np.asarray(ids, dtype=np.int32)))
+def _ints(ids: list[int]) -> Ints:
+    return frozen(np.asarray(ids, dtype=np.int32))
 
 
 def _characters(text: str) -> set[str]:

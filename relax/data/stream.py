@@ -9,16 +9,18 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 from relax.core.error import DataError
 from relax.core.message import Json, Message, Prompt, PromptKey, text_message
-from relax.core.protocol import Renderer
+from relax.core.protocol import Record, Renderer
 from relax.data.config import SourceConfig
 from relax.data.cursor import Cursor
 from relax.data.dataset import DataSet, OrderedDataSet, Refusal
-from relax.data.quarantine import Quarantine
-from relax.data.record import read_record
+from relax.data.media.origin import Origins
+from relax.data.quarantine import EXCERPT_CHARACTERS, Quarantine
+from relax.data.record import MAX_DEPTH, read_record
 from relax.data.table import SOURCES
 
 
@@ -30,10 +32,14 @@ class CheckingRenderer(Renderer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """What holds for the prompts of every source: a limit in tokens, the rendered markup included; the system prompt."""
+    """What holds for the prompts of every source: a limit in tokens, the rendered markup included; the system prompt.
+
+    `media` is where their media come from; None: text only, and a record that holds one is refused.
+    """
 
     max_prompt_tokens: int
     system_prompt: str | None = None
+    media: Origins | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,22 @@ class PromptReader:
         value: Json = None
         try:
             value = self.dataset.read(index)
-            record = read_record(value, self.config, index)
-            messages = self._checked(record.messages)
+            messages, record = self._read(value, index)
         except Refusal as refusal:
             excerpt = refusal.excerpt if refusal.excerpt is not None else _excerpt(value)
             self.quarantine.add(self.config.name, index, self.dataset.location(index), refusal, excerpt)
             return None
         key = PromptKey(self.config.name, index, pass_number)
         return Prompt(key, record.task, messages, record.reference, record.metadata or {})
+
+    def _read(self, value: Json, index: int) -> tuple[tuple[Message, ...], Record]:
+        origins = self.rules.media
+        media = None if origins is None else origins.reader(self.dataset, self.config, index)
+        record = read_record(value, self.config, index, media)
+        messages = self._checked(record.messages)
+        if origins is not None and media is not None:
+            origins.keep(media)
+        return messages, record
 
     def nothing_usable(self) -> DataError:
         """The error for a data set in which every record was refused."""
@@ -75,33 +89,55 @@ class PromptReader:
         system_prompt = self.rules.system_prompt
         if system_prompt is not None and messages[0].role != "system":
             messages = (text_message("system", system_prompt), *messages)
+        media = [part for message in messages for part in message.media]
+        if media and self.rules.media is None:
+            raise Refusal("text only", f"the record holds {media[0].type}, which is read only with data.media set")
         try:
-            lost = self.renderer.lost_characters(messages)
+            lost = self.renderer.lost_characters([text_message(message.role, message.text) for message in messages])
             if lost:
                 raise Refusal("unencodable text", f"the tokenizer has no tokens for {lost[:20]!r}")
-            num_tokens = len(self.renderer.encode(messages).token_ids)
+            if not media:  # how many tokens a medium takes is not known before somebody looks at it: see media.prepare
+                check_length(len(self.renderer.encode(messages).token_ids), self.rules)
         except Refusal:
             raise
         except DataError as error:
             raise Refusal("cannot be rendered", str(error)) from error
-        if num_tokens > self.rules.max_prompt_tokens:
-            raise Refusal(
-                "over-long prompt", f"{num_tokens} tokens, data.max_prompt_tokens is {self.rules.max_prompt_tokens}"
-            )
-        if num_tokens == 0:
-            raise Refusal("empty prompt", "the rendered prompt has no token")
         return messages
+
+
+def check_length(num_tokens: int, rules: PromptRules) -> None:
+    """Raises Refusal for a rendered prompt without tokens, or with too many."""
+    if num_tokens > rules.max_prompt_tokens:
+        raise Refusal("over-long prompt", f"{num_tokens} tokens, data.max_prompt_tokens is {rules.max_prompt_tokens}")
+    if num_tokens == 0:
+        raise Refusal("empty prompt", "the rendered prompt has no token")
 
 
 def _excerpt(value: Json) -> str:
     """A refused record for people to recognise; it may be what JSON, or even `repr`, has no form for."""
-    forms: tuple[Callable[[], str], ...] = (lambda: json.dumps(value, default=repr), lambda: reprlib.repr(value))
+    forms: tuple[Callable[[], str], ...] = (
+        lambda: json.dumps(_shortened(value), default=repr),
+        lambda: reprlib.repr(value),
+    )
     for form in forms:
         try:
             return form()
         except Exception:  # a value of any class may raise anything here, and the record is refused already
             continue
     return f"a {type(value).__name__} that cannot be printed"
+
+
+def _shortened(value: Json, depth: int = 0) -> Json:
+    """The value with what is long in it cut: a record may hold whole films."""
+    if isinstance(value, str):
+        return value[:EXCERPT_CHARACTERS]
+    if isinstance(value, bytes | bytearray):
+        return f"{len(value)} bytes"
+    if depth > MAX_DEPTH or not isinstance(value, dict | list | tuple):
+        return reprlib.repr(value) if hasattr(value, "__array__") else value
+    if isinstance(value, dict):
+        return {key: _shortened(item, depth + 1) for key, item in islice(value.items(), EXCERPT_CHARACTERS)}
+    return [_shortened(item, depth + 1) for item in value[:EXCERPT_CHARACTERS]]
 
 
 class PromptStream:
@@ -163,6 +199,8 @@ def build_reader(
 ) -> PromptReader:
     """The reader of one source node; `seed` is the run's. Opens nothing."""
     dataset = SOURCES.component(config.type)(config, seed=seed)
+    if rules.media is not None:
+        rules.media.register(dataset, config)
     return PromptReader(dataset, config, renderer, rules, quarantine)
 
 

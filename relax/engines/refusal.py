@@ -4,9 +4,13 @@ Called by each engine at the start of `generate`. A refusal is the request's fau
 """
 
 import math
+from collections.abc import Mapping
+
+import numpy as np
 
 from relax.core.completion import GenerateInput, Sampling, Session
 from relax.core.error import EngineError
+from relax.core.media import Modality
 
 
 class RefusedError(EngineError):
@@ -46,6 +50,30 @@ def checked_budget(input: GenerateInput, sampling: Sampling, context: int, vocab
             " shorten prompts (data.max_prompt_tokens) or raise rollout.max_context_tokens or the engine's kv_tokens"
         )
     return min(sampling.max_tokens, context - len(token_ids))
+
+
+def check_media(input: GenerateInput, placeholders: Mapping[Modality, int] | None, name: str) -> None:
+    """`placeholders` are the tokens that stand for one feature of each modality; None: engine `name` reads text only.
+
+    Raises RefusedError for media that the model does not read, or that are not what the prompt's placeholders stand for (MM1).
+    """
+    if placeholders is None:
+        if input.media:
+            raise RefusedError(f"engine {name} serves text only; the prompt has {len(input.media)} media")
+        return
+    unread = sorted({medium.modality for medium in input.media} - set(placeholders))
+    if unread:
+        raise RefusedError(f"the model of engine {name} reads no {', '.join(unread)}, which the prompt holds")
+    for modality, token_id in placeholders.items():
+        media = [medium for medium in input.media if medium.modality == modality]
+        count, expected = int(np.count_nonzero(input.token_ids == token_id)), sum(one.num_tokens for one in media)
+        if count != expected:
+            raise RefusedError(
+                f"[MM1] the prompt has {count} placeholders for {modality} (token {token_id}), but its {len(media)} media"
+                f" of that kind stand for {expected}; render the prompt and load its media from the same parts"
+            )
+    if int(input.token_ids[-1]) in placeholders.values():
+        raise RefusedError("[MM1] the prompt ends inside a medium; expected a token after its last placeholder")
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -34,13 +34,13 @@ class Encoding:
 
 
 class Family(Protocol):
-    """Built as `Family(model_config, processor)` from the model's configuration and its processor's settings."""
+    """Built as `Family(model_config, folder, tokenizer)`: the processor's settings are read from the model's folder."""
 
     modalities: tuple[Modality, ...]
     placeholders: Mapping[Modality, int]
     """The token that stands for one feature of each modality."""
     names: Mapping[Modality, str]
-    """Its text, as the chat template writes it once for each medium."""
+    """What the chat template writes once for each medium, and `slot` replaces: that token, or it with marks around it."""
 
     def target(self, part: MediaPart) -> Mapping[str, Json]:
         """What to decode a looked-at part to, JSON-ready, from its facts and options alone.
@@ -54,8 +54,13 @@ class Family(Protocol):
         """What stands in the prompt in place of the template's placeholder: every placeholder, and what the family writes between."""
         ...
 
+    def key(self, part: MediaPart) -> str:
+        """The key of what `features` makes of a looked-at part, before it is decoded: equal keys, equal features."""
+        ...
+
     def features(self, part: MediaPart, decoded: Arrays) -> tuple[Medium, ...]:
-        """The features of decoded arrays (image uint8 [H, W, 3]; audio float32 [N]; video uint8 [F, H, W, 3] with "audio" beside it)."""
+        """The features of decoded arrays (image uint8 [H, W, 3]; audio float32 [N]; video uint8 [F, H, W, 3] with "audio" beside
+        it), in float32. Raises DataError for arrays that are not what `target` asked for."""
         ...
 
     def encode(self, model: Any, media: Sequence[Medium]) -> list[Encoding]:
@@ -63,7 +68,8 @@ class Family(Protocol):
         ...
 
     def positions(self, token_ids: npt.NDArray[np.int32], media: Sequence[Medium]) -> Positions:
-        """The position of every token; after the last medium they go on by one."""
+        """The position of every token, which depends on nothing behind it; after the last medium they go on by one from the last
+        token's. Raises InvariantError when the placeholders are not those of the media (MM1)."""
         ...
 
     def parts(self) -> Mapping[str, tuple[str, ...]]:
@@ -75,7 +81,9 @@ FAMILIES: Mapping[str, str] = {
     "qwen2_5_vl": "relax.model.families.qwen2_5_vl:Qwen25VL",
     "qwen3_vl": "relax.model.families.qwen3_vl:Qwen3VL",
     "qwen3_vl_moe": "relax.model.families.qwen3_vl:Qwen3VL",
+    "qwen2_5_omni": "relax.model.families.qwen2_5_omni:Qwen25Omni",
     "qwen2_5_omni_thinker": "relax.model.families.qwen2_5_omni:Qwen25Omni",
+    "qwen3_omni_moe": "relax.model.families.qwen3_omni:Qwen3Omni",
     "qwen3_omni_moe_thinker": "relax.model.families.qwen3_omni:Qwen3Omni",
 }
 """By `model_type` of config.json."""

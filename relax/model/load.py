@@ -56,7 +56,10 @@ def _load_adapted(folder: Path, dtype: str) -> Model:
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """The configuration in folder `path`. Raises UserError when it is missing, broken or of an unknown model type."""
+    """The configuration in folder `path`: of the part that thinks, where the model also speaks.
+
+    Raises UserError when it is missing, broken or of an unknown model type.
+    """
     from transformers import AutoConfig
 
     folder = _model_folder(path)
@@ -68,9 +71,14 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if problem:
         raise UserError(f"{problem}; {_COPY_AGAIN}")
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # every model type checks its own fields in its own way
         raise UserError(f"config.json of {str(folder)!r} cannot be used: {_reason(error)}; correct it") from error
+    if config.model_type not in _THINKERS:
+        return config
+    thinker = config.thinker_config
+    thinker.architectures, thinker.name_or_path = [_THINKERS[config.model_type]], config.name_or_path
+    return thinker
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -165,6 +173,12 @@ def _load_pretrained(model_class: Any, folder: Path, dtype: str) -> Model:
             raise UserError(f"the weights in {str(folder)!r} do not fit the model: {kind} {listed}")
     return model
 
+
+_THINKERS = {
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Of whole omni models, the class that reads media and writes text; what speaks is left unread."""
 
 _COPY_AGAIN = "copy or download the file again"
 

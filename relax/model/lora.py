@@ -194,16 +194,20 @@ def merge_adapter(model: Any, folder: Path) -> Any:
 
 
 def _chosen_layers(model: Any, targets: Sequence[str]) -> list[str]:
-    """Full names of the linear layers whose name ends with one of `targets`."""
-    head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    """Full names of the linear layers, of the language model alone, whose name ends with one of `targets`."""
+    head, language = model.get_output_embeddings(), {id(module) for module in model.get_decoder().modules()}
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and id(module) in language
+    ]
     if list(targets) == [ALL_LINEAR]:
         return linear
     for target in targets:
         if not any(_ends_with(name, target) for name in linear):
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise UserError(
-                f"lora target {target!r} is no linear layer of the model; it has {known}, or {ALL_LINEAR!r}"
+                f"lora target {target!r} is no linear layer of the language model; it has {known}, or {ALL_LINEAR!r}"
             )
     return [name for name in linear if any(_ends_with(name, target) for target in targets)]
 

@@ -28,6 +28,10 @@ class EncoderOutput:
     pooler_output: list[Tensor]
     deepstack_features: list[list[Tensor]]
 
+    def to_tuple(self) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """transformers asks for it when it indexes the output that holds this one."""
+        return self.pooler_output, self.deepstack_features
+
 
 def media_inputs(
     model: Any, family: Family | None, token_ids: Tensor, rows: Sequence[Sequence[Encoding]]

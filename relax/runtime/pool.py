@@ -31,7 +31,7 @@ _KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PAT
 class ProcessPool:
     """At most `processes` calls at a time, each in a process without network, with limits, that can be killed as a tree.
 
-    Results are None, bool, int, float, str, and lists and str-keyed dicts of them (tuples come back as lists).
+    Results are bytes, or None, bool, int, float, str, and lists and str-keyed dicts of them (tuples come back as lists).
     `killed` counts calls over a limit, `crashed` calls whose process died. `unsafe_without_isolation` runs calls without
     namespaces where the machine grants none: then a call can reach the network and other processes of this user.
     """
@@ -40,13 +40,11 @@ class ProcessPool:
         self,
         processes: int = 1,
         *,
-        max_result_bytes: int = 1 << 20,
         max_file_bytes: int = 1 << 24,
         unsafe_without_isolation: bool = False,
     ) -> None:
         self.killed = 0
         self.crashed = 0
-        self._max_result_bytes = max_result_bytes
         self._max_file_bytes = max_file_bytes
         self._isolate = not unsafe_without_isolation
         self._processes = processes
@@ -66,13 +64,17 @@ class ProcessPool:
         UserError (not picklable, or no isolation on this machine). Waits for a free process: each one's call is bounded.
         """
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
+        if limits.result_bytes > wire.MAX_RESULT_BYTES:
+            raise UserError(
+                f"{name}: a result of {limits.result_bytes} bytes, at most {wire.MAX_RESULT_BYTES} can be had"
+            )
         call = _pickle(name, function, args)
         async with self._free:
             if self._closed:
                 raise TaskError(f"the process pool is closed; {name} was not called")
             worker = await self._take(limits.network)
             try:
-                status, answer = await worker.call(self._request(call, limits), limits.time_s)
+                status, answer = await worker.call(self._bounds(limits), call, limits)
             except BaseException as error:
                 await self._discard(worker)
                 if self._closed:
@@ -98,14 +100,14 @@ class ProcessPool:
         for _ in range(held):
             self._free.release()
 
-    def _request(self, call: bytes, limits: Limits) -> bytes:
+    def _bounds(self, limits: Limits) -> bytes:
         bounds = {
             "time_s": limits.time_s,
             "memory_bytes": limits.memory_bytes,
             "max_file_bytes": self._max_file_bytes,
-            "max_result_bytes": self._max_result_bytes,
+            "max_result_bytes": limits.result_bytes,
         }
-        return pickle.dumps((bounds, call))
+        return pickle.dumps(bounds)
 
     async def _take(self, network: bool) -> "_Worker":
         """An idle worker with the right network, or a new one (in place of an idle one of the other kind)."""
@@ -126,6 +128,8 @@ class ProcessPool:
         await worker.kill()
 
     def _result(self, name: str, limits: Limits, status: bytes, answer: bytes) -> Any:
+        if status == wire.RAW:
+            return answer
         try:
             body = json.loads(answer) if answer else None
         except (ValueError, RecursionError) as error:
@@ -140,7 +144,7 @@ class ProcessPool:
             )
         if status == wire.TOO_LARGE:
             self.killed += 1
-            raise LimitError(f"{name} returned {body} bytes; at most {self._max_result_bytes} are accepted")
+            raise LimitError(f"{name} returned {body} bytes; at most {limits.result_bytes} are accepted")
         if status == wire.CRASHED:
             self.crashed += 1
             raise TaskError(
@@ -211,7 +215,7 @@ class _Worker:
             raise
         finally:
             theirs.close()
-        worker = cls(process, await asyncio.open_connection(sock=ours))
+        worker = cls(process, await asyncio.open_connection(sock=ours, limit=1 << 20))
         worker.network = network
         try:
             await worker._greet()
@@ -231,13 +235,15 @@ class _Worker:
                 "(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone), or set runtime.unsafe_pool_without_isolation: true"
             )
 
-    async def call(self, request: bytes, time_s: float) -> tuple[bytes, bytes]:
+    async def call(self, bounds: bytes, call: bytes, limits: Limits) -> tuple[bytes, bytes]:
         """Send a call, wait for its imports, then for its answer. Raises EOFError, OSError or TimeoutError when it is lost."""
-        self._writer.write(wire.HEADER.pack(wire.CALL, len(request)) + request)
+        self._writer.write(wire.HEADER.pack(wire.CALL, len(bounds) + len(call)) + bounds)
+        self._writer.write(call)
         await asyncio.wait_for(self._writer.drain(), START_TIMEOUT_S)
-        status, answer = await asyncio.wait_for(self._frame(1 << 26), START_TIMEOUT_S)
+        status, answer = await asyncio.wait_for(self._frame(wire.MAX_ERROR_BYTES), START_TIMEOUT_S)
         if status == wire.STARTED:
-            status, answer = await asyncio.wait_for(self._frame(1 << 26), time_s + GRACE_S)
+            max_bytes = max(limits.result_bytes, wire.MAX_ERROR_BYTES)
+            status, answer = await asyncio.wait_for(self._frame(max_bytes), limits.time_s + GRACE_S)
         return status, answer
 
     async def _frame(self, max_bytes: int) -> tuple[bytes, bytes]:

@@ -1,9 +1,10 @@
 """The process behind `ProcessPool`: it imports what a call needs, then runs every call in a fork that it can kill.
 
 Started by `pool` as `python -m relax.runtime.worker`; imports nothing but the standard library. This process runs only what the
-parent pickled; a fork alone touches untrusted text, keeps nothing, and answers in JSON. Before a fork there is one thread.
+parent pickled; a fork alone touches untrusted content, keeps nothing, and answers in JSON or bytes. Before a fork there is one thread.
 """
 
+import io
 import json
 import os
 import pickle
@@ -21,15 +22,23 @@ from relax.runtime import isolation
 
 HEADER = struct.Struct(">cQ")
 """A frame: one status byte and the length of what follows."""
-READY, STARTED, VALUE, RAISED, TIME, CRASHED, TOO_LARGE, UNPREPARED, REFUSED = (bytes([c]) for c in b"ysvetclur")
+READY, STARTED, VALUE, RAW, RAISED, TIME, CRASHED, TOO_LARGE, UNPREPARED, REFUSED = (bytes([c]) for c in b"ysvbetclur")
 CALL = b"k"
 MAX_DEPTH = 64
+MAX_RESULT_BYTES = 1 << 31
+"""Of any call, whatever its limits say."""
+MAX_ERROR_BYTES = 1 << 20
+"""Of the description of an exception, whatever a call's result may weigh."""
+_MAX_ERROR_CHARACTERS = 20_000
+"""Of an exception's message, and of its traceback; as JSON no character takes more than twelve bytes."""
 
 
-def encode_value(value: Any) -> bytes:
-    """JSON of None, bool, int, float, str, and lists, tuples and str-keyed dicts of them. Raises TypeError with the path."""
+def encode_result(value: Any) -> tuple[bytes, bytes]:
+    """Status and body of a result: bytes as they are, else JSON. Raises TypeError with the path to what is neither."""
+    if type(value) is bytes:
+        return RAW, value
     _check_plain(value, "result", 0)
-    return json.dumps(value, separators=(",", ":")).encode()
+    return VALUE, json.dumps(value, separators=(",", ":")).encode()
 
 
 def _check_plain(value: Any, path: str, depth: int) -> None:
@@ -46,7 +55,8 @@ def _check_plain(value: Any, path: str, depth: int) -> None:
             _check_plain(item, f"{path}[{key!r}]", depth + 1)
         return
     raise TypeError(
-        f"{path} is a {type(value).__qualname__}; a pool call returns None, bool, int, float, str, and lists and str-keyed dicts of them"
+        f"{path} is a {type(value).__qualname__}; a pool call returns None, bool, int, float, str, "
+        "lists and str-keyed dicts of them, or bytes alone"
     )
 
 
@@ -57,42 +67,49 @@ def describe(error: BaseException) -> bytes:
         message = str(error)
     except Exception:  # users' exceptions may do anything; what is told is then their type
         message = ""
-    return json.dumps({"type": type(error).__qualname__, "message": message, "traceback": text[-20_000:]}).encode()
+    name = (
+        "MemoryError" if isinstance(error, MemoryError) else type(error).__qualname__
+    )  # numpy and PyAV have their own
+    message, text = message[:_MAX_ERROR_CHARACTERS], text[-_MAX_ERROR_CHARACTERS:]
+    return json.dumps({"type": name[:200], "message": message, "traceback": text}).encode()
 
 
-def read_frame(connection: socket.socket) -> tuple[bytes, bytes]:
+def read_frame(connection: socket.socket) -> tuple[bytes, bytearray]:
     """The next frame. Raises EOFError when the other side is gone."""
     status, length = HEADER.unpack(_read(connection, HEADER.size))
     return status, _read(connection, length)
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
-    parts: list[bytes] = []
-    while length > 0:
-        part = connection.recv(min(length, 1 << 20))
-        if not part:
+def _read(connection: socket.socket, length: int) -> bytearray:
+    """Into one buffer: what a call is given may weigh hundreds of megabytes."""
+    buffer = bytearray(length)
+    rest = memoryview(buffer)
+    while rest:
+        count = connection.recv_into(rest)
+        if count == 0:
             raise EOFError
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
+        rest = rest[count:]
+    return buffer
 
 
 def serve(connection: socket.socket, kill_tree: Callable[[], None]) -> None:
-    """Answer calls until the parent is gone. A call is a pickle of `(limits, pickle of (function, arguments))`."""
+    """Answer calls until the parent is gone. A call is two pickles, one behind the other: limits, and (function, arguments)."""
     connection.sendall(HEADER.pack(READY, 0))
     while True:
         try:
-            _, body = read_frame(connection)
+            status, answer = _answer(connection, kill_tree)
+            connection.sendall(HEADER.pack(status, len(answer)))
+            connection.sendall(answer)
         except (EOFError, ConnectionError):
             return
-        status, answer = _answer(connection, kill_tree, body)
-        connection.sendall(HEADER.pack(status, len(answer)) + answer)
 
 
-def _answer(connection: socket.socket, kill_tree: Callable[[], None], body: bytes) -> tuple[bytes, bytes]:
-    limits, call = pickle.loads(body)
+def _answer(connection: socket.socket, kill_tree: Callable[[], None]) -> tuple[bytes, bytes]:
+    frame = io.BytesIO(read_frame(connection)[1])
+    limits = pickle.load(frame)
     try:
-        function, arguments = pickle.loads(call)  # imports what it names, before the clock of the call starts
+        function, arguments = pickle.load(frame)  # imports what it names, before the clock of the call starts
+        del frame  # the fork's memory limit would count it
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise RuntimeError(f"importing {function!r} left {threads} threads running; a fork of them could deadlock")
@@ -124,12 +141,13 @@ def _run(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         isolation.limit_resources(limits["memory_bytes"], limits["max_file_bytes"])
         isolation.drop_privileges()
-        status, answer = VALUE, encode_value(function(*arguments))
+        status, answer = encode_result(function(*arguments))
     except BaseException as error:
         status, answer = RAISED, describe(error)
-    frame = memoryview(HEADER.pack(status, len(answer)) + answer)
-    while frame:
-        frame = frame[os.write(write_end, frame) :]
+    for part in (HEADER.pack(status, len(answer)), answer):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(write_end, rest) :]
     os._exit(0)
 
 
@@ -165,13 +183,14 @@ def _frame(received: bytearray, max_bytes: int) -> tuple[bytes, bytes] | None:
     if len(received) < HEADER.size:
         return None
     status, length = HEADER.unpack_from(received)
-    if status not in (VALUE, RAISED):
+    if status not in (VALUE, RAW, RAISED) or (status == RAISED and length > MAX_ERROR_BYTES):
         return CRASHED, b"0"
-    if length > max_bytes:
+    if status != RAISED and length > max_bytes:
         return TOO_LARGE, json.dumps(min(length, 1 << 53)).encode()
     if len(received) < HEADER.size + length:
         return None
-    return status, bytes(received[HEADER.size : HEADER.size + length])
+    with memoryview(received) as view:
+        return status, bytes(view[HEADER.size : HEADER.size + length])
 
 
 def main(descriptor: int, network: bool, isolate: bool) -> None:

@@ -23,6 +23,7 @@ from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
+from relax.model.family import Family, find_family
 from relax.model.load import load_model, load_model_config, load_tokenizer
 from relax.model.name import copy_tensors
 from relax.model.source import ModelOrigin, model_folder
@@ -87,7 +88,14 @@ class Assembly:
 
     @cached_property
     def renderer(self) -> TextRenderer:
-        return TextRenderer(self._tokenizer, self.vocabulary, self.config.data.chat_template_args)
+        return TextRenderer(self._tokenizer, self.vocabulary, self.config.data.chat_template_args, self.family)
+
+    @cached_property
+    def family(self) -> Family | None:
+        """What is particular to a model that reads media; None for one that reads text only, or where no media are read."""
+        if self.config.data.media is None:
+            return None
+        return find_family(load_model_config(self._model_path), self._model_path, self._tokenizer)
 
     @cached_property
     def _model(self) -> Any:
@@ -138,6 +146,7 @@ class Assembly:
         rewards = [reward for task in self.config.tasks.values() for reward in task.rewards]
         if any(getattr(reward, "uses_pool", True) for reward in rewards):
             await self.pool.check()  # type: ignore[attr-defined]
+        await self.supply.check()
 
     async def close(self) -> None:
         """Idempotent; called on every path out of a run. Engines end before the threads that they compute on."""
@@ -146,6 +155,8 @@ class Assembly:
         for compute in self.computes.values():
             compute.close()
         self.computes.clear()
+        if "supply" in self.__dict__:
+            await self.supply.close()
         if "pool" in self.__dict__:
             await self.pool.close()  # type: ignore[attr-defined]
 
@@ -179,6 +190,7 @@ class Assembly:
             deterministic=config.run.deterministic,
             tokenizer_path=self._tokenizer_path,
             base=self._model_origin,
+            family=self.family,
         )
         return backend
 
@@ -213,6 +225,7 @@ class Assembly:
             deterministic=self.config.run.deterministic,
             clock=self.clock,
             seed=self.config.run.seed,
+            family=self.family,
             decode=self._decoder() if self.config.rollout.sampling.stop else None,
         )
         self._engines.append(engine)
@@ -248,7 +261,7 @@ class Assembly:
     @cached_property
     def supply(self) -> Supply:
         """What the run reads."""
-        return Supply(self.config, self.quarantine, self.renderer)
+        return Supply(self.config, self.quarantine, self.renderer, self.family)
 
     @cached_property
     def tasks(self) -> dict[str, Task]:

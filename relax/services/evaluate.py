@@ -99,7 +99,7 @@ def _evaluation(
         report=results.append,
         done=dict(unfinished.rows),
         on_sample=unfinished.add,
-        media=assembly.media,
+        media=assembly.supply.media,
     )
 
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from relax.bus.row import Fetched, RowPut
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, index_of, parent_of
-from relax.core.media import Medium, pack_media, unpack_media
+from relax.core.media import MediaReader, Medium, pack_media, unpack_media
 from relax.core.message import Json, Prompt
-from relax.core.protocol import MediaReader
 from relax.core.trajectory import Trajectory
 
 GROUP, TURN, KEYS = "media", "turn_media", "segment_media"

@@ -76,6 +76,9 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
         "tokens", "tokens that went through the trainer's forward pass, prompts included"
     ),
     "training/padding/share": Metric("share", "padded positions among all positions of the forward passes"),
+    "training/encoder/media": Metric("media", "media that went through the trainer's encoders; siblings share theirs"),
+    "training/encoder/tokens": Metric("tokens", "patches and frames that the trainer's encoders worked through"),
+    "training/encoder/kept": Metric("media", "media of frozen encoders that were taken as encoded in an earlier pass"),
     "step/seconds": Metric("s", "wall time since the step before"),
     "idle/<thread>": Metric("share", "time that a compute thread did nothing since the step before"),
     "gate/lost": Metric("groups", "groups that ended untrained while the step was filled"),

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from relax.core.completion import Bools, Sampling, Session
 from relax.core.error import TaskError
 from relax.core.id import GroupId
+from relax.core.media import MediaReader
 from relax.core.message import Prompt
-from relax.core.protocol import Generate, MediaReader, Renderer
+from relax.core.protocol import Generate, Renderer
 from relax.core.trajectory import Trajectory
 from relax.services.task import Task
 from relax.tasks.episode import request_seed, run_episode

@@ -205,7 +205,7 @@ class Run:
             self._assembly.slots,
             lambda: self._log.last_number,
             self._report_evaluation,
-            media=self._assembly.media,
+            media=self._assembly.supply.media,
         )
 
     def _restore(self) -> None:
@@ -328,7 +328,7 @@ class Run:
             tasks=assembly.tasks,
             fleet=assembly.fleet if setup.plan.samples else None,
             reference=reference,
-            media=assembly.media,
+            media=assembly.supply.media,
             wrap=assembly.wrap,
             journal=self._journal,
         )

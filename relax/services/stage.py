@@ -15,7 +15,8 @@ from relax.bus.queue import TransferQueue
 from relax.bus.storage import MemoryStorage
 from relax.core.algorithm import Algorithm
 from relax.core.column import COLUMNS
-from relax.core.protocol import Clock, Compute, Generate, MediaReader, Renderer, Source, Storage, TrainBackend
+from relax.core.media import MediaReader
+from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Storage, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER
 from relax.services.controller import Controller, GateSampler, StageBounds

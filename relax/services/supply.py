@@ -10,12 +10,20 @@ from typing import Any
 
 from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
+from relax.core.error import UserError
 from relax.core.message import Prompt
 from relax.core.protocol import Source
+from relax.data.media.access import MediaAccess
+from relax.data.media.cache import feature_cache
+from relax.data.media.origin import Origins
+from relax.data.media.prepare import PromptPreparer
+from relax.data.media.store import MediaStore
 from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
 from relax.data.stream import PromptRules, PromptStream, read_prompts
+from relax.model.family import FAMILIES, Family
+from relax.runtime.pool import ProcessPool
 
 
 @dataclass
@@ -25,6 +33,7 @@ class Supply:
     config: RunConfig
     quarantine: Quarantine
     renderer: TextRenderer
+    family: Family | None
 
     @cached_property
     def streams(self) -> dict[str, PromptStream]:
@@ -60,6 +69,43 @@ class Supply:
             max_records=max_records,
         )
 
-    @property
+    @cached_property
     def rules(self) -> PromptRules:
-        return PromptRules(self.config.data.max_prompt_tokens, self.config.data.system_prompt)
+        data = self.config.data
+        origins = None if data.media is None else Origins(has_roots=bool(data.media.roots))
+        return PromptRules(data.max_prompt_tokens, data.system_prompt, origins)
+
+    @cached_property
+    def media(self) -> PromptPreparer | None:
+        """Reads images, sounds and videos; None in a run that reads text only. Raises UserError when the model does."""
+        section = self.config.data.media
+        if section is None or self.rules.media is None:
+            return None
+        if self.family is None:
+            raise UserError(
+                f"data.media is set, but the model {self.config.model.path!r} reads text only; leave data.media out, or choose a "
+                f"model of the kinds {', '.join(FAMILIES)}"
+            )
+        access = MediaAccess(section, self.rules.media)
+        cache = feature_cache(section.cache, int(section.cache_bytes))
+        store = MediaStore(section, self.family, self._pool, access, cache)
+        return PromptPreparer(store, self.renderer, self.rules, self.quarantine)
+
+    @cached_property
+    def _pool(self) -> ProcessPool:
+        """Of its own: a slow film must not hold up rewards."""
+        section, runtime = self.config.data.media, self.config.runtime
+        assert section is not None
+        unsafe = getattr(runtime, "unsafe_pool_without_isolation", False)
+        return ProcessPool(section.processes, unsafe_without_isolation=unsafe)
+
+    async def check(self) -> None:
+        """Raises UserError when media must be read and this machine cannot isolate what decodes them (SE3)."""
+        if self.media is not None:
+            await self._pool.check()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if "media" in self.__dict__ and self.media is not None:
+            await self.media.store.close()
+            await self._pool.close()

@@ -8,8 +8,9 @@ pattern reads a text once.
 import re
 from collections.abc import Mapping, Set
 
+from relax.tasks.statement import boxes, content
+
 _MARKER = re.compile(r"\b(?:answer|option|choice)\b[*_]*[ \t]*(?::|=|\bis\b[ \t]*:?)", re.IGNORECASE)
-_BOX = re.compile(r"\\boxed[ \t]*\{")
 _WRAPPER = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mathsf|bf|rm)\b[ \t]*")
 _DECORATION = re.compile(r"[*_$`{}\"']|\\[()\[\]]")
 _HEAD = re.compile(
@@ -21,8 +22,6 @@ _HEAD = re.compile(
 )
 _MORE = re.compile(r"[).\]]?[ ]*(?:,|/|;|&|\band\b|\bor\b)[ ]*(?:[(\[]([A-Za-z])[)\]]|([A-Z])(?![A-Za-z0-9]))")
 _LISTED = re.compile(r"(?:^|[ ])[(\[]?([A-Z])[)\].:](?=[ ]|$)")
-_BOX_LIMIT = 300
-"""Characters in which a box must close."""
 _MAX_STATEMENTS = 100
 """Statements, from the last one back, in which an option is looked for."""
 
@@ -38,7 +37,7 @@ def stated(text: str, options: Mapping[str, str | None]) -> Set[str]:
     `options` is letter -> text (None: only the letter is known). A letter that is no option may come out too: it is wrong.
     """
     for start in sorted(_starts(text), reverse=True)[:_MAX_STATEMENTS]:
-        found = _read(_content(text, start), options)
+        found = _read(content(text, start), options)
         if found:
             return found
     lines = [line for line in text.splitlines() if line.strip()]
@@ -47,22 +46,7 @@ def stated(text: str, options: Mapping[str, str | None]) -> Set[str]:
 
 def _starts(text: str) -> list[int]:
     """Where what is stated begins; a box that follows a marker is found by itself."""
-    return [match.end() for match in _MARKER.finditer(text)] + [match.end() for match in _BOX.finditer(text)]
-
-
-def _content(text: str, start: int) -> str:
-    """What is stated from `start` on: the inside of a box, or the rest of the line (of the next one, if nothing is left)."""
-    if text[start - 1] == "{":
-        depth = 1
-        for index in range(start, min(len(text), start + _BOX_LIMIT)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start:index]
-        return ""
-    for line in text[start : start + 4 * _BOX_LIMIT].splitlines():
-        if line.strip(" \t*_"):
-            return line
-    return ""
+    return [match.end() for match in _MARKER.finditer(text)] + boxes(text)
 
 
 def _plain(text: str) -> str:

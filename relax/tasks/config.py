@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax.config.base import ComponentConfig, Violation, rule
 
@@ -77,6 +77,53 @@ class MultipleChoiceConfig(RewardConfig):
     def letters_differ(self) -> Iterator[Violation]:
         if len(set(self.letters)) < len(self.letters):
             yield ("letters",), f"is {self.letters!r}, which repeats a letter; name each option once"
+
+
+class CountConfig(RewardConfig):
+    """1 if the number that the response states, in digits or in words, is the reference, else 0."""
+
+    type: Literal["count"] = "count"
+    tolerance: NonNegativeInt = 0
+    """Largest accepted difference."""
+
+
+class OpenAnswerConfig(RewardConfig):
+    """1 if the answer that the response states equals the reference (or one of a list) without regard to case, articles, punctuation
+    and ways to write a number, else 0."""
+
+    type: Literal["open_answer"] = "open_answer"
+    answer: Literal["stated", "whole"] = "stated"
+    """What follows the last `answer is`, stands in the last box or `<answer>` tag, or else the last line; or the whole response."""
+
+
+class WordErrorRateConfig(RewardConfig):
+    """1 minus the word error rate of the response against the reference (the nearest of a list), at least 0."""
+
+    type: Literal["word_error_rate"] = "word_error_rate"
+    unit: Literal["word", "character"] = "word"
+    """What is counted; characters (without white space) for languages that write no spaces."""
+    ignore_case: bool = True
+    """Letters match in either case."""
+    ignore_punctuation: bool = True
+    """Punctuation does not count, except inside words and numbers."""
+
+
+class IoUConfig(RewardConfig):
+    """How far the boxes that the response states cover the boxes of the reference (intersection over union)."""
+
+    type: Literal["iou"] = "iou"
+    threshold: float | None = Field(default=None, gt=0, le=1)
+    """A pair of boxes counts as 1 from this IoU on, and as 0 below; null: it counts as its IoU."""
+    form: Literal["corners", "corner_size", "centre_size"] = "corners"
+    """What the four numbers are, on both sides: left, top, right, bottom; left, top, width, height; or centre and size."""
+    answer: Literal["auto", "pixels", "unit", "thousand"] = "auto"
+    """Units of the response: pixels, 0 to 1, or 0 to 1000 over the picture; auto: 0 to 1 if all four numbers are, else the reference's."""
+    reference: Literal["pixels", "unit", "thousand"] = "pixels"
+    """Units of the reference."""
+    image: NonNegativeInt = 0
+    """Which picture of the prompt the boxes lie in, if its size is needed to compare units."""
+    size: str | None = None
+    """Field of the record that holds that picture's [width, height]; null: those of the picture itself."""
 
 
 class RegexConfig(RewardConfig):

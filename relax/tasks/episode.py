@@ -13,9 +13,9 @@ import numpy as np
 
 from relax.core.completion import Bools, Completion, GenerateInput, Sampling, Session
 from relax.core.error import DataError, EngineError, RelaxError, TaskError
-from relax.core.media import Medium
+from relax.core.media import MediaReader, Medium
 from relax.core.message import Json, Message, Prompt, PromptKey, text_message
-from relax.core.protocol import Encoded, Environment, Generate, MediaReader, Renderer, Step
+from relax.core.protocol import Encoded, Environment, Generate, Renderer, Step
 from relax.core.seed import derive_seed
 from relax.core.trajectory import EndReason, Trajectory
 from relax.tasks.draft import Draft

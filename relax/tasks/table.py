@@ -56,6 +56,26 @@ REWARDS = RewardTable(
             "relax.tasks.rewards.multiple_choice:build_multiple_choice",
             "the last stated option is the right one",
         ),
+        "count": Entry(
+            "relax.tasks.config:CountConfig",
+            "relax.tasks.rewards.count:build_count",
+            "the number stated, in digits or words, is right",
+        ),
+        "open_answer": Entry(
+            "relax.tasks.config:OpenAnswerConfig",
+            "relax.tasks.rewards.open_answer:build_open_answer",
+            "the short answer stated is right, however it is written",
+        ),
+        "iou": Entry(
+            "relax.tasks.config:IoUConfig",
+            "relax.tasks.rewards.iou:build_iou",
+            "how far the boxes stated cover the right ones",
+        ),
+        "word_error_rate": Entry(
+            "relax.tasks.config:WordErrorRateConfig",
+            "relax.tasks.rewards.word_error_rate:build_word_error_rate",
+            "1 minus the word error rate of a transcript",
+        ),
         "regex": Entry(
             "relax.tasks.config:RegexConfig",
             "relax.tasks.rewards.regex:build_regex",

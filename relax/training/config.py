@@ -32,12 +32,27 @@ class LoraConfig(Config):
     alpha: PositiveFloat = 32.0
     """The change is scaled by `alpha / rank`."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all-linear",)
-    """Last names of the linear layers that are adapted, such as `q_proj`; `all-linear`: all but the output layer."""
+    """Last names of the linear layers that are adapted, such as `q_proj`; `all-linear`: all but the output layer. Of a model that
+    reads media, layers of the language model alone: its encoders stay as they are."""
 
     @rule
     def all_linear_stands_alone(self) -> Iterator[Violation]:
         if "all-linear" in self.targets and len(self.targets) > 1:
             yield ("targets",), "names 'all-linear' beside other layers; give it alone, or leave it out"
+
+
+class PartConfig(Config):
+    """One part of a model that reads media."""
+
+    train: bool = True
+    """False: the part stays as it is. Media whose whole encoder stays are encoded once and kept."""
+    lr: PositiveFloat | None = None
+    """Learning rate of this part before the schedule's factor; null: the optimizer's."""
+
+    @rule
+    def only_what_is_trained_has_a_rate(self) -> Iterator[Violation]:
+        if self.lr is not None and not self.train:
+            yield ("lr",), "has no effect with `train: false`; leave one of the two out"
 
 
 class TorchConfig(BackendConfig):
@@ -51,16 +66,22 @@ class TorchConfig(BackendConfig):
     """Train an adapter instead of the model's own weights (needs the extra `lora`); merged weights are published."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained: `embeddings` (input and output), or patterns of parameter names, such as `model.layers.0.*`."""
+    parts: dict[str, PartConfig] = Field(default_factory=dict)
+    """For models that read media: `vision` and `audio` (encoders), `projector` (from an encoder to the language model's width) and
+    `language`, each trained or not, with a learning rate of its own if need be. Parts not named are trained like any model."""
+    kept_encoder_tokens: Annotated[int, Field(ge=0)] = 65_536
+    """Encoder tokens of media that are kept, as encoded, from step to step where nothing of their encoder is trained. 0: none."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
 
     @rule
     def an_adapter_freezes_the_rest(self) -> Iterator[Violation]:
-        if self.lora is not None and self.freeze:
-            yield (
-                ("freeze",),
-                "has no effect with `lora`, which trains nothing of the model itself; leave one of the two out",
-            )
+        for name in ("freeze", "parts"):
+            if self.lora is not None and getattr(self, name):
+                yield (
+                    (name,),
+                    "has no effect with `lora`, which trains nothing of the model itself; leave one of the two out",
+                )
 
 
 class EmulatedConfig(BackendConfig):

@@ -57,7 +57,7 @@ class Encoders:
     def __init__(self, family: Family, max_kept_tokens: int = 0, on_every_rank: bool = False) -> None:
         self.family = family
         self._max_kept_tokens = max_kept_tokens
-        self._kept: OrderedDict[str, tuple[Medium, Encoding]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Encoding, int]] = OrderedDict()
         self._kept_tokens = 0
         self._is_trained: dict[Modality, bool] = {}
         self._work = EncoderWork()
@@ -91,7 +91,7 @@ class Encoders:
             if medium.key in self._kept:
                 self._kept.move_to_end(medium.key)
                 self._work.kept += 1
-                found[medium.key] = self._kept[medium.key][1]
+                found[medium.key] = self._kept[medium.key][0]
             elif self._has_gradient(model, medium):
                 trained.append(medium)
             else:
@@ -132,11 +132,11 @@ class Encoders:
 
     def _keep(self, medium: Medium, encoding: Encoding) -> Encoding:
         if medium.encoder_tokens <= self._max_kept_tokens:
-            self._kept[medium.key] = (medium, encoding)
+            self._kept[medium.key] = (encoding, medium.encoder_tokens)
             self._kept_tokens += medium.encoder_tokens
         while self._kept_tokens > self._max_kept_tokens:
-            _, (oldest, _) = self._kept.popitem(last=False)
-            self._kept_tokens -= oldest.encoder_tokens
+            _, (_, tokens) = self._kept.popitem(last=False)
+            self._kept_tokens -= tokens
         return encoding
 
 
@@ -185,7 +185,7 @@ def _smallest_media(family: Family) -> dict[Modality, Medium]:
 
 def _times_zero(encoding: Encoding) -> Tensor:
     """0, through which a gradient of 0 reaches whatever made the encoding."""
-    total = encoding.embeds.sum() * 0.0
+    total: Tensor = encoding.embeds.sum() * 0.0
     for one in encoding.deep:
         total = total + one.sum() * 0.0
     return total

@@ -3,7 +3,7 @@
 Called by the trainer and reference roles. Every row lands in exactly one micro-batch; gradients do not depend on the cut (LO1).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from relax.core.batch import MicroBatch, Shards, TrainRow
@@ -30,7 +30,7 @@ def pack(
     suits encoders that merge 2 x 2 patches into a token. Rows are sorted by length, then id, so that little is padding; where it
     is cheaper in padded and encoder tokens together, rows that share media lie side by side instead. `in_order` cuts in id order
     (DE2). With `whole_trajectories` the rows of a trajectory stay in one micro-batch, for a loss that looks at all of them at
-    once. A row or trajectory over a budget goes alone.
+    once. A row or trajectory over a budget goes alone, or with others of the same media.
     """
     if token_budget < 1:
         raise InvariantError("LO1", f"token_budget is {token_budget}; a micro-batch needs room for at least one token")
@@ -52,17 +52,14 @@ def _cut(units: Sequence[_Unit], token_budget: int, encoder_budget: int) -> list
     for unit in units:
         width, media = max(len(row) for row in unit), distinct_media(unit)
         padded = max(longest, width, 1) * (len(current) + len(unit))
-        if current and (padded > token_budget or _is_over(seen | media, media, encoder_budget)):
+        # Media that are there already cost nothing more, even where they are over the budget by themselves.
+        is_over = bool(media.keys() - seen.keys()) and sum((seen | media).values()) > encoder_budget
+        if current and (padded > token_budget or is_over):
             batches.append(tuple(current))
             current, longest, seen = [], 0, {}
         current += unit
         longest, seen = max(longest, width), seen | media
     return [*batches, tuple(current)] if current else batches
-
-
-def _is_over(together: Mapping[str, int], added: Mapping[str, int], budget: int) -> bool:
-    """A unit without media always fits: it may lie beside a row that is over the budget by itself."""
-    return bool(added) and sum(together.values()) > budget
 
 
 def _units(rows: Sequence[TrainRow], whole_trajectories: bool) -> list[_Unit]:

@@ -169,8 +169,8 @@ def _check_parameters(folder: Path, saved: set[str], trained: set[str]) -> None:
     only = sorted(saved ^ trained)
     raise UserError(
         f"the optimizer in {folder} belongs to another model: {len(only)} parameters are trained in only one of them "
-        f"({', '.join(only[:3])}); give the model, training.backend.freeze and training.backend.lora as they were, or start a new "
-        f"run with model.path: {folder}"
+        f"({', '.join(only[:3])}); give the model and freeze, parts and lora of training.backend as they were, or start a new run "
+        f"with model.path: {folder}"
     )
 
 

@@ -17,12 +17,15 @@ from relax.core.batch import ForwardBackward, Measure, MicroBatch, Shards, StepR
 from relax.core.completion import Floats
 from relax.core.error import InvariantError, UserError
 from relax.core.protocol import LossFn, LossInput
+from relax.model.family import Family
 from relax.model.source import ModelOrigin
 from relax.model.vocabulary import Vocabulary
 from relax.training import state
 from relax.training.config import TorchConfig
+from relax.training.encoder import Encoders
 from relax.training.forward import Policy
 from relax.training.padding import PaddedBatch, pad_batch, unpad
+from relax.training.part import own_rates, parameter_parts, set_rates
 from relax.training.recompute import recompute_activations
 from relax.training.schedule import Schedule
 from relax.training.table import OPTIMIZERS, SCHEDULES
@@ -34,7 +37,7 @@ class TorchBackend:
 
     `model` is moved to the configured device and trained in place, or shared with an adapter (`lora`). `base` is what it takes to
     load it again. `tokenizer_path` is a folder whose tokenizer files go into every capture. `deterministic` uses torch's
-    deterministic kernels in the whole process and insists on one thread (DE2).
+    deterministic kernels in the whole process and insists on one thread (DE2). `family` is that of a model that reads media.
     """
 
     num_replicas = 1
@@ -49,15 +52,20 @@ class TorchBackend:
         deterministic: bool = False,
         tokenizer_path: Path | None = None,
         base: ModelOrigin | None = None,
+        family: Family | None = None,
     ) -> None:
         device = _device(config)
-        self._trained = build_trained(config, model.to(device), base or ModelOrigin(model.name_or_path))
+        self._trained = build_trained(config, model.to(device), base or ModelOrigin(model.name_or_path), family)
         if config.activation_checkpointing:
             recompute_activations(self._trained.model)
         self._device = device
         self._pad_id = vocabulary.pad_id
-        self._policy = Policy(self._trained.model, torch.tensor(vocabulary.allowed, device=device), temperature)
+        self._encoders = None if family is None else Encoders(family, config.kept_encoder_tokens, self.num_replicas > 1)
+        allowed = torch.tensor(vocabulary.allowed, device=device)
+        self._policy = Policy(self._trained.model, allowed, temperature, self._encoders)
         self._parameters = _trained_parameters(self._trained.model)
+        owners = parameter_parts(self._trained.model, family)
+        self._own_rates = own_rates(owners, self._parameters.values(), config.parts)
         self._grad_clip = grad_clip
         self._deterministic = deterministic
         self._tokenizer_path = tokenizer_path
@@ -76,6 +84,7 @@ class TorchBackend:
             _insist_on_determinism()
         self._schedule = SCHEDULES.component(schedule.type)(schedule, total_steps)
         self._optimizer = OPTIMIZERS.component(optimizer.type)(optimizer, self._parameters.values())
+        set_rates(self._optimizer, self._own_rates)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._settings = state.StageSettings(
             optimizer.model_dump(mode="json"), schedule.model_dump(mode="json"), total_steps
@@ -118,7 +127,9 @@ class TorchBackend:
         """Per replica, micro-batch and row: float32[T] under the current weights, 0 off the mask."""
         (batches,) = self._own(shards)
         with torch.no_grad():
-            return [[unpad(self._policy.logprobs(self._pad(batch, ()))[0], batch) for batch in batches]]
+            values = [[unpad(self._policy(self._pad(batch, ()))[0], batch) for batch in batches]]
+        self._encoder_measures()  # what training did is measured, not this
+        return values
 
     def export(self) -> Mapping[str, Tensor]:
         """The weights under their published names, on the training device; those that are trained in place change with the next step."""
@@ -138,6 +149,8 @@ class TorchBackend:
         optimizer = self._begun()
         saved = state.read_training(folder, self._settings, self._parameters)
         self._trained.load(folder)
+        if self._encoders is not None:
+            self._encoders.forget()
         saved.restore(optimizer, self._parameters)
         self._counters = saved.counters
         self._clear()
@@ -157,7 +170,7 @@ class TorchBackend:
 
     def _accumulate(self, batch: MicroBatch, loss: LossFn) -> ForwardBackward:
         padded = self._pad(batch, tuple(loss.columns))
-        logprobs_BT, entropy_BT = self._policy.logprobs(padded, loss.needs_entropy)
+        logprobs_BT, entropy_BT = self._policy(padded, loss.needs_entropy)
         output = loss(LossInput(logprobs_BT, padded.mask_BT, padded.weights_BT, padded.columns, entropy_BT))
         if not output.loss.requires_grad or output.loss.ndim:
             raise InvariantError(
@@ -170,9 +183,12 @@ class TorchBackend:
             value,
             float(padded.weights_BT.sum(dtype=torch.float64)),
             int(padded.mask_BT.sum()),
-            {**output.measures, **_token_measures(batch)},
+            {**output.measures, **_token_measures(batch), **self._encoder_measures()},
             math.isfinite(value),
         )
+
+    def _encoder_measures(self) -> dict[str, Measure]:
+        return {} if self._encoders is None else self._encoders.take_work().measures()
 
     def _gradients_are_finite(self) -> bool:
         gradients = [one.grad for one in self._parameters.values() if one.grad is not None]

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from relax.core.error import InvariantError, UserError
 from relax.model import lora
+from relax.model.family import Family
 from relax.model.load import load_model
 from relax.model.name import published_tensors
 from relax.model.source import ModelOrigin
 from relax.training.config import LoraConfig, TorchConfig
 from relax.training.file import quiet_saving
+from relax.training.part import freeze_parts
 
 EMBEDDINGS = "embeddings"
 """The pattern of `freeze` that means the input and output embeddings."""
@@ -49,11 +51,12 @@ class Trained(Protocol):
     def load(self, folder: Path) -> None: ...
 
 
-def build_trained(config: TorchConfig, model: Any, base: ModelOrigin) -> Trained:
-    """What `config` says to train of `model`. Raises UserError for layers or parameters that it has not."""
+def build_trained(config: TorchConfig, model: Any, base: ModelOrigin, family: Family | None = None) -> Trained:
+    """What `config` says to train of `model`. Raises UserError for layers, parameters or parts that it has not."""
     if config.lora is not None:
         return TrainedAdapter(model, config.lora, base)
     freeze(model, config.freeze)
+    freeze_parts(model, family, config.parts)
     return WholeModel(model)
 
 

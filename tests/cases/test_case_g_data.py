@@ -61,7 +61,7 @@ def test_case_g1_what_is_refused_in_between_changes_no_order(tmp_path, kind):
     prompts = read(config, quarantine)
     assert [prompt.key.record for prompt in prompts] == [0, 2, 3, 5, 6, 8]
     assert [prompt.messages[0].text for prompt in prompts] == [f"{number}+0=" for number in (0, 2, 3, 5, 6, 8)]
-    assert quarantine.reasons("toy") == {"unsupported part": 3}
+    assert quarantine.reasons("toy") == {"text only": 3}
     stream = stream_of(config)
     assert [next(stream).key.record for _ in range(8)] == [0, 2, 3, 5, 6, 8, 0, 2]
 

@@ -29,6 +29,8 @@ class Example:
 
 EXAMPLES = {
     "multiple_choice": Example(references=("B", "(B)", 1), right="Answer: B", wrong="Answer: A"),
+    "iou": Example(references=([0, 0, 10, 10], "[0, 0, 10, 10]"), right="[0, 0, 10, 10]", wrong="[20, 20, 30, 30]"),
+    "word_error_rate": Example(references=("forty two", ["forty two"]), right="Forty two.", wrong="none of it"),
     "regex": Example({"pattern": r"(\d+)", "group": 1}),
     "reasoning_gym": Example(
         {"answer": "whole"}, right="42", wrong="43", metadata={"reasoning_gym": GYM}, references=("42",)

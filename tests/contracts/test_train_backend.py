@@ -13,6 +13,7 @@ from relax.core.protocol import TrainBackend
 from relax.training.config import EmulatedConfig
 from relax.training.emulated import EmulatedBackend
 from relax.training.packing import pack, split
+from tests.training import media_setting
 from tests.training.setting import (
     ADAMW,
     CONSTANT,
@@ -38,7 +39,12 @@ def adapter() -> TrainBackend:
     return make_backend(config=LORA)
 
 
-@pytest.fixture(params=[make_backend, adapter, emulated], ids=["torch", "lora", "emulated"])
+def reader() -> TrainBackend:
+    """Over a model that reads media; the rows of this suite are text."""
+    return media_setting.make_backend()
+
+
+@pytest.fixture(params=[make_backend, adapter, reader, emulated], ids=["torch", "lora", "media", "emulated"])
 def make(request: pytest.FixtureRequest) -> Callable[[], TrainBackend]:
     return request.param
 
@@ -134,3 +140,37 @@ def test_begin_may_be_called_again(backend: TrainBackend) -> None:
     assert same_bits(before, weights_of(backend))
     backend.forward_backward(split(pack(ROWS, 40), backend.num_replicas), LOSS)
     assert backend.optim_step(total_weight(ROWS)).applied
+
+
+# --- rows with media, for backends whose model reads them ---
+
+
+def media_adapter() -> TrainBackend:
+    return media_setting.make_backend(media_setting.OMNI, config=LORA)
+
+
+def hearing_reader() -> TrainBackend:
+    return media_setting.make_backend(media_setting.OMNI)
+
+
+@pytest.mark.parametrize("make_reader", [hearing_reader, media_adapter], ids=["torch", "lora"])
+def test_rows_of_text_and_media_are_trained_together(make_reader: Callable[[], TrainBackend], tmp_path: Path) -> None:
+    rows = media_setting.make_media_rows(media_setting.OMNI)
+    backend, loaded = make_reader(), make_reader()
+    shards = split([*pack(rows, 300), ()], backend.num_replicas)
+    before = weights_of(backend)
+    report = backend.forward_backward(shards, LOSS)
+    assert report.weight == pytest.approx(total_weight(rows), rel=1e-6)
+    assert report.measures["training/tokens/forward"].value == sum(len(row) for row in rows)
+    assert backend.optim_step(report.weight).applied
+    after = weights_of(backend)
+    assert not same_bits(before, after)
+    backend.capture().write(str(tmp_path))
+    loaded.load(str(tmp_path))
+    assert same_bits(after, weights_of(loaded))
+    for batch, answers, again in zip(shards[0], backend.logprobs(shards)[0], loaded.logprobs(shards)[0], strict=True):
+        for row, logprobs, other in zip(batch, answers, again, strict=True):
+            assert logprobs.shape == (len(row),)
+            assert not logprobs[~row.mask].any()
+            assert np.all(logprobs[row.mask] < 0)
+            assert np.array_equal(logprobs, other)

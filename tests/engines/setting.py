@@ -80,19 +80,20 @@ async def torch_engine(
     deterministic: bool = False,
     words: Vocabulary | None = None,
     decode: Decode | None = None,
+    family: Any = None,
+    reader: Reader | None = None,
     **config: Any,
 ) -> AsyncIterator[TorchEngine]:
-    """An engine on its own compute thread, at version `number` unless None; closed at the end."""
+    """An engine on its own compute thread, at version `number` of `reader` unless None; closed at the end."""
     compute = ComputeThread("engine")
     own = load_model(MODEL_PATH, "random", "float32", 99) if model is None else model
     engine = TorchEngine(
-        TorchEngineConfig(**config), own, words or vocabulary(), compute, "engine-0", deterministic, decode
+        TorchEngineConfig(**config), own, words or vocabulary(), compute, "engine-0", deterministic, decode, family
     )
     try:
         if number is not None:
-            await engine.load(
-                Version(0, number), Reader() if model is None else Reader(lambda _: published_tensors(own))
-            )
+            known = reader or (Reader() if model is None else Reader(lambda _: published_tensors(own)))
+            await engine.load(Version(0, number), known)
         yield engine
     finally:
         await engine.close()

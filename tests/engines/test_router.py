@@ -9,6 +9,7 @@ import pytest
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session, frozen
 from relax.core.error import EngineError, InvariantError
+from relax.core.media import Medium
 from relax.engines.refusal import ContextError, StaleError
 from relax.engines.router import Router
 from tests.engines.clock import StepClock
@@ -193,3 +194,10 @@ async def test_detach_with_a_deadline_says_what_is_left() -> None:
         await detach
     gate.set()
     assert len(await running) == 8
+
+
+async def test_what_is_left_of_an_interrupted_request_takes_its_media_along() -> None:
+    image = Medium("a", "image", 1, 4, {"pixel_values": frozen(np.zeros(3, np.float32))})
+    engine = Scripted(3)
+    await router_of(engine).generate(GenerateInput(prompt(3), (image,)), Sampling(max_tokens=8), session())
+    assert [(len(given.token_ids), given.media) for given, _, _ in engine.calls] == [(3, (image,)), (6, (image,))]

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from relax.core.completion import GenerateInput, Sampling, frozen
 from relax.core.error import EngineError, TransportError, UserError
+from relax.core.media import Medium
 from relax.core.version import Version
 from relax.engines.refusal import RefusedError
 from relax.engines.torch.forward import Forward
@@ -214,7 +215,8 @@ async def test_rule_st2_a_new_incarnation_below_a_base_version_refuses_what_wait
             await high
 
 
-async def test_features_are_refused_by_name() -> None:
+async def test_media_are_refused_by_an_engine_of_a_text_model() -> None:
+    image = Medium("a", "image", 1, 4, {"pixel_values": frozen(np.zeros(3, np.float32))})
     async with torch_engine() as engine:
-        with pytest.raises(RefusedError, match="pixel_values"):
-            await engine.generate(GenerateInput(prompt(4), {"pixel_values": np.zeros(3)}), Sampling(), session())
+        with pytest.raises(RefusedError, match="serves text only; the prompt has 1 media"):
+            await engine.generate(GenerateInput(prompt(4), (image,)), Sampling(), session())

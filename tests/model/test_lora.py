@@ -149,7 +149,7 @@ def test_an_adapter_of_another_shape_changes_nothing(model: Any) -> None:
 
 def test_an_unknown_target_names_the_layers_that_there_are(model: Any) -> None:
     with pytest.raises(
-        UserError, match=r"lora target 'query' is no linear layer of the model; it has down_proj, .*q_proj"
+        UserError, match=r"lora target 'query' is no linear layer of the language model; it has down_proj, .*q_proj"
     ):
         add_adapter(model, 4, 8.0, ("q_proj", "query"), seed=1)
     with pytest.raises(UserError, match="'lm_head' is no linear layer"):

@@ -12,9 +12,11 @@ import numpy as np
 
 from relax.core.completion import Completion
 from relax.core.error import EngineError
+from relax.core.media import Medium
 from relax.engines.random import uniforms
 from relax.engines.refusal import StaleError
-from relax.engines.torch.forward import Forward
+from relax.engines.torch.encoder import Encoder
+from relax.engines.torch.forward import Forward, Placement
 from relax.engines.torch.prefix import PrefixStore
 from relax.engines.torch.request import Prefix, Request
 from relax.engines.torch.sampler import Sampler
@@ -35,6 +37,7 @@ _ROW = np.dtype(
         ("top_k", np.int64),
         ("last", np.int64),
         ("length", np.int64),
+        ("delta", np.float64),
     ]
 )
 _COLUMN_STEP = 64
@@ -48,6 +51,7 @@ class Batcher:
     def __init__(
         self,
         forward: Forward,
+        encoder: Encoder,
         sampler: Sampler,
         deliver: Deliver,
         *,
@@ -57,6 +61,7 @@ class Batcher:
         exact: bool = False,
     ) -> None:
         self._forward = forward
+        self._encoder = encoder
         self._sampler = sampler
         self._deliver = deliver
         self._slots = slots
@@ -112,7 +117,8 @@ class Batcher:
             if not self._running:
                 return
             self._prefill()
-            self._decode()
+            if self._running:
+                self._decode()
             if self.interrupted:
                 return
 
@@ -133,6 +139,7 @@ class Batcher:
         before = self.prefilled_tokens
         if keep and not self._exact:
             self._prefixes.clear()
+            self._encoder.clear()
         else:
             self.forget()
             if self._exact:
@@ -147,8 +154,9 @@ class Batcher:
         return self.prefilled_tokens - before
 
     def forget(self) -> None:
-        """Drop all keys and values; running requests are prefilled again before their next token."""
+        """Drop all keys, values and encoder outputs; running requests are prefilled again before their next token."""
         self._prefixes.clear()
+        self._encoder.clear()
         self._forward.cache.wipe_all()
         for request in self._running:
             request.prefilled = False
@@ -195,6 +203,11 @@ class Batcher:
         self._waiting.extend(self._drained())
         while self._waiting and len(self._running) < self._slots and self._reserve(self._waiting[0].columns):
             request = self._waiting.popleft()
+            try:
+                self._encoder.locate(request)
+            except EngineError as error:
+                self._deliver([(request, error)])
+                continue
             self._running.append(request)
             self._place(len(self._running) - 1, request)
             request.begin(self.version)
@@ -229,6 +242,7 @@ class Batcher:
             sampling.top_k,
             request.last_token(),
             request.history_length,
+            request.delta,
         )
 
     def _release(self, row: int) -> None:
@@ -258,31 +272,62 @@ class Batcher:
                 jobs.setdefault(prefix or row, []).append(row)
         for batch in self._batches(sorted(jobs.items(), key=lambda job: self._running[job[1][0]].history_length)):
             self._prefill_batch(batch)
+        failed = [(request, request.error) for request in self._running if request.error is not None]
+        if failed:
+            self._discard([request for request, _ in failed])
+            self._deliver([*failed])
 
     def _batches(self, jobs: list[tuple[Any, list[int]]]) -> Iterator[list[tuple[Any, list[int]]]]:
-        """Cut jobs, sorted by length, into forwards of at most `prefill_tokens` padded tokens."""
+        """Cut jobs, sorted by length, into forwards of at most `prefill_tokens` padded tokens, with media that have to be encoded
+        for at most the encoder's `batch_tokens`."""
         batch: list[tuple[Any, list[int]]] = []
+        media: dict[str, Medium] = {}
         for job in jobs:
-            length = self._running[job[1][0]].history_length
+            first = self._running[job[1][0]]
+            length = first.history_length
             other = bool(batch) and self._running[batch[0][1][0]].history_length != length
-            if batch and ((len(batch) + 1) * length > self._prefill_tokens or (self._exact and other)):
+            together = media | self._encoder.missing(first.media)
+            too_much = sum(medium.encoder_tokens for medium in together.values()) > self._encoder.batch_tokens
+            if batch and (
+                (len(batch) + 1) * length > self._prefill_tokens
+                or (too_much and len(together) > len(media))
+                or (self._exact and other)
+            ):
                 yield batch
-                batch = []
+                # Asked again: what that prefill has encoded is there now.
+                batch, together = [], self._encoder.missing(first.media)
             batch.append(job)
+            media = together
         if batch:
             yield batch
 
     def _prefill_batch(self, batch: list[tuple[Any, list[int]]]) -> None:
-        placements = [(self._running[rows[0]].history(), rows) for _, rows in batch]
+        encoded = self._encoder.encode([medium for _, rows in batch for medium in self._running[rows[0]].media])
+        prefixes: list[Any] = []
+        placements: list[Placement] = []
+        for prefix, rows in batch:
+            request = self._running[rows[0]]
+            found = [encoded[medium.key] for medium in request.media]
+            failed = next((one for one in found if isinstance(one, EngineError)), None)
+            if failed is not None:
+                for row in rows:
+                    self._running[row].error = failed
+                continue
+            encodings = [one for one in found if not isinstance(one, EngineError)]
+            prefixes.append(prefix)
+            placements.append(Placement(request.history(), rows, request.history_positions(), encodings))
+        if not placements:
+            return
         keep = [
-            isinstance(key, tuple) and self._can_keep(len(tokens))
-            for (key, _), (tokens, _) in zip(batch, placements, strict=True)
+            isinstance(prefix, tuple) and self._can_keep(len(placement.tokens))
+            for prefix, placement in zip(prefixes, placements, strict=True)
         ]
         copies = self._forward.prefill(placements, keep)
-        for (prefix, _), (tokens, _), parts in zip(batch, placements, copies, strict=True):
-            self.prefilled_tokens += len(tokens)
-            if parts is not None and self._can_keep(len(tokens)):
-                self._prefixes.put(prefix, len(tokens), parts)
+        for prefix, placement, parts in zip(prefixes, placements, copies, strict=True):
+            length = len(placement.tokens)
+            self.prefilled_tokens += length
+            if parts is not None and self._can_keep(length):
+                self._prefixes.put(prefix, length, parts)
 
     def _can_keep(self, length: int) -> bool:
         free = self._kv_tokens - self._forward.cache.tokens - self._prefixes.tokens
@@ -293,7 +338,7 @@ class Batcher:
 
     def _decode(self) -> None:
         rows = self._rows[: len(self._running)]
-        logits = self._forward.decode(rows["last"], rows["length"])
+        logits = self._forward.decode(rows["last"], rows["length"], rows["delta"])
         tokens, logprobs = self._sampler.sample(logits, rows, uniforms(rows["seed"], rows["counter"]))
         rows["last"] = tokens
         rows["length"] += 1
@@ -314,10 +359,12 @@ class Batcher:
         request = self._running[row]
         is_finite = request.logprobs[-1] == request.logprobs[-1]
         if not is_finite:
-            # Whatever made the logits NaN may sit in its keys and values, and the prefix's: neither may reach another request.
+            # Whatever made the logits NaN may sit in its keys and values, the prefix's, or what an encoder made of its
+            # media: nothing of that may reach another request.
             self._forward.cache.wipe(row)
             if request.shared is not None:
                 self._prefixes.drop(request.shared)
+            self._encoder.drop(request.media)
         self._release(row)
         if is_finite:
             return request, request.completion("stop" if request.stopped else "length")

@@ -11,18 +11,20 @@ from typing import Any, Literal
 import numpy as np
 
 from relax.core.completion import Completion, Floats, GenerateInput, Sampling, Session
-from relax.core.error import EngineError, RelaxError, TransportError
+from relax.core.error import EngineError, InvariantError, RelaxError, TransportError
 from relax.core.protocol import Compute, Decode, EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Probe, WeightSet
 from relax.engines.config import TorchEngineConfig
-from relax.engines.refusal import RefusedError, check_base, checked_budget
+from relax.engines.refusal import RefusedError, check_base, check_media, checked_budget
 from relax.engines.torch.batcher import Batcher, Result
+from relax.engines.torch.encoder import Encoder
 from relax.engines.torch.forward import Forward
 from relax.engines.torch.invariance import check_invariance
-from relax.engines.torch.request import Request
+from relax.engines.torch.request import Prefix, Request
 from relax.engines.torch.sampler import Sampler
 from relax.engines.torch.stop import StopStrings
+from relax.model.family import Family
 from relax.model.name import bind_tensors, published_tensors
 from relax.model.vocabulary import Vocabulary
 
@@ -34,7 +36,7 @@ class TorchEngine:
     """`model` becomes the engine's own: its parameters are replaced at every load. It must not be the trainer's.
 
     `compute` stays the caller's to close; `decode`, which stop strings need, is called on it alone. An engine serves nothing
-    before its first `load`, which needs no `pause`.
+    before its first `load`, which needs no `pause`. Without a `family` it refuses media.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class TorchEngine:
         name: str,
         deterministic: bool = False,
         decode: Decode | None = None,
+        family: Family | None = None,
     ) -> None:
         self._config = config
         self._model = model.eval()
@@ -54,13 +57,23 @@ class TorchEngine:
         self._name = name
         self._deterministic = deterministic
         self._decode = decode
+        self._family = family
+        _check_allowed(family, vocabulary)
         min_rows = _EXACT_ROWS if deterministic else 1
-        self._forward = Forward(model, min_rows)
+        self._forward = Forward(model, min_rows, family)
         self.context = _context(config, model, min_rows)
         """Most tokens that a prompt and its completion can have together."""
         self._sampler = Sampler(vocabulary.allowed, self._forward.device)
+        self._encoder = Encoder(
+            model,
+            family,
+            max_tokens=config.encoder_tokens,
+            batch_tokens=config.prefill_encoder_tokens,
+            exact=deterministic,
+        )
         self._batcher = Batcher(
             self._forward,
+            self._encoder,
             self._sampler,
             self._deliver,
             slots=config.slots,
@@ -83,9 +96,8 @@ class TorchEngine:
         """
         version = self._serving()
         check_base(session, version.number, self._name)
-        if input.media:
-            raise RefusedError(f"engine {self._name} serves text only; the prompt has {len(input.media)} media")
         budget = checked_budget(input, sampling, self.context, self._vocabulary.size)
+        check_media(input, None if self._family is None else self._family.placeholders, self._name)
         request = Request(
             prompt=input.token_ids.tolist(),
             sampling=sampling,
@@ -95,6 +107,7 @@ class TorchEngine:
             stop_strings=self._stop_strings(sampling),
             shared=_shared_prompt(input, session),
             waiter=asyncio.get_running_loop().create_future(),
+            media=input.media,
         )
         self._batcher.submit(request)
         self._ensure_driving()
@@ -175,6 +188,11 @@ class TorchEngine:
             busy_s=self._compute.busy_s,
         )
 
+    @property
+    def encoded_media(self) -> int:
+        """Media that went through an encoder so far."""
+        return self._encoder.encoded
+
     async def close(self) -> None:
         """Fail whatever still waits. Idempotent."""
         if self._state == "closed":
@@ -244,7 +262,7 @@ class TorchEngine:
         try:
             bind_tensors(self._model, {name: value.to(self._forward.device) for name, value in weights.tensors.items()})
             if self._deterministic and self._version is None:
-                check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size)
+                check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size, self._family)
             logprobs = self._prove(weights.manifest.probe)
             swapped = time.perf_counter()
             tokens = self._batcher.switch(weights.manifest.version.number, keep=self._mode == "keep")
@@ -270,10 +288,18 @@ def _context(config: TorchEngineConfig, model: Any, min_rows: int) -> int:
     return int(min(known))
 
 
-def _shared_prompt(input: GenerateInput, session: Session) -> tuple[str, bytes] | None:
+def _check_allowed(family: Family | None, vocabulary: Vocabulary) -> None:
+    named = {} if family is None else family.placeholders
+    sampled = sorted(modality for modality, token_id in named.items() if vocabulary.allowed[token_id])
+    if sampled:
+        raise InvariantError("MM4", f"the vocabulary lets the policy sample the placeholder of {', '.join(sampled)}")
+
+
+def _shared_prompt(input: GenerateInput, session: Session) -> Prefix | None:
     if session.prefix is None:
         return None
-    return session.prefix, np.asarray(input.token_ids, dtype=np.int32).tobytes()
+    token_ids = np.asarray(input.token_ids, dtype=np.int32).tobytes()
+    return session.prefix, token_ids, tuple(medium.key for medium in input.media)
 
 
 def _settle(results: list[Result]) -> None:
@@ -296,7 +322,8 @@ def build_torch_engine(
     name: str,
     deterministic: bool,
     decode: Decode | None = None,
+    family: Family | None = None,
     **others: object,
 ) -> TorchEngine:
     """The engine of a configuration node; `others` are what only other engines need."""
-    return TorchEngine(config, model, vocabulary, compute, name, deterministic, decode)
+    return TorchEngine(config, model, vocabulary, compute, name, deterministic, decode, family)

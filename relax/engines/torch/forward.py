@@ -5,6 +5,7 @@ are given explicitly. With `min_rows` 4 the bits of a row do not depend on its n
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,41 @@ from torch import Tensor
 from relax.core.completion import Floats, Ints, frozen
 from relax.core.error import UserError
 from relax.engines.torch.kv import KeyValues, SlotCache, Window
+from relax.model.family import Encoding, Family, Positions
 from relax.model.logprob import token_logprobs
+from relax.model.media import media_inputs, padded_positions
 
 _COLUMN_STEP = 32
 """Attention reads columns in multiples of this, so that few shapes occur."""
 
-Placement = tuple[Sequence[int], Sequence[int]]
-"""Token ids to prefill, and the rows that receive them."""
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Token ids to prefill, and the rows that receive them.
+
+    For a model that reads media: the positions [3, T] of the tokens (None: those of text alone), and the encodings of their media.
+    """
+
+    tokens: Sequence[int]
+    rows: Sequence[int]
+    positions: Positions | None = None
+    encodings: Sequence[Encoding] = ()
 
 
 class Forward:
-    """`cache` is read and written; the rest is scratch. Not thread-safe: one compute thread owns it."""
+    """`cache` is read and written; the rest is scratch. Not thread-safe: one compute thread owns it.
 
-    def __init__(self, model: Any, min_rows: int = 1) -> None:
+    A model with a `family` has three positions for each token (M-RoPE), any other one.
+    """
+
+    def __init__(self, model: Any, min_rows: int = 1, family: Family | None = None) -> None:
         text = model.config.get_text_config()
         self._model = model
+        # Prefill wants keys and values only: without its head a model computes no logits of a whole prompt.
+        self._body = model.base_model
+        self._family = family
+        taken = set() if family is None else set(family.placeholders.values())
+        self._pad = next(number for number in range(len(taken) + 1) if number not in taken)
         self._masks = _MaskPlan(text, getattr(model.config, "_attn_implementation", None))
         self.min_rows = min_rows
         self.device: torch.device = next(model.parameters()).device
@@ -41,21 +62,24 @@ class Forward:
 
         Returns a copy of them where `keep` says so. Rows of one call are padded to the longest.
         """
-        lengths = [len(tokens) for tokens, _ in placements]
+        lengths = [len(placement.tokens) for placement in placements]
         width = max(max(lengths), self.min_rows)
-        ids = np.zeros((len(placements), width), dtype=np.int64)
-        for number, (tokens, _) in enumerate(placements):
-            ids[number, : lengths[number]] = tokens
+        ids = np.full((len(placements), width), self._pad, dtype=np.int64)
+        for number, placement in enumerate(placements):
+            ids[number, : lengths[number]] = placement.tokens
         self.cache.window = None
-        positions = torch.arange(width, device=self.device)
-        self._call(self._tensor(ids), positions.expand(len(placements), width), positions[None, :, None])
+        index = torch.arange(width, device=self.device)
+        inputs = media_inputs(self._model, self._family, self._tensor(ids), [one.encodings for one in placements])
+        self._call(self._body, inputs, self._prompt_positions(placements, width), index[None, :, None], width)
         source = [
-            number * width + np.arange(lengths[number]) for number, (_, rows) in enumerate(placements) for _ in rows
+            number * width + np.arange(lengths[number])
+            for number, placement in enumerate(placements)
+            for _ in placement.rows
         ]
         target = [
             row * self.cache.columns + np.arange(length)
-            for length, (_, rows) in zip(lengths, placements, strict=True)
-            for row in rows
+            for length, placement in zip(lengths, placements, strict=True)
+            for row in placement.rows
         ]
         self.cache.scatter(self._tensor(np.concatenate(source)), self._tensor(np.concatenate(target)))
         kept = [self.cache.captured(number, lengths[number]) if wanted else None for number, wanted in enumerate(keep)]
@@ -63,17 +87,31 @@ class Forward:
         return kept
 
     @torch.inference_mode()
-    def decode(self, last: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Tensor:
-        """Logits [n, V] after feeding `last[i]` at position `lengths[i]` of row `i`, for the first n rows."""
+    def decode(
+        self,
+        last: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        deltas: npt.NDArray[np.float64] | None = None,
+    ) -> Tensor:
+        """Logits [n, V] after feeding `last[i]` in column `lengths[i]` of row `i`, for the first n rows.
+
+        For a model that reads media, that token stands `deltas[i]` further than its column, on all three axes (None: 0).
+        """
         used, rows = len(last), max(len(last), self.min_rows)
-        ids, positions = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
-        ids[:used], positions[:used] = last, lengths
-        needed = int(positions.max()) + 1
+        ids, places = np.full(rows, self._pad, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        ids[:used], places[:used] = last, lengths
+        needed = int(places.max()) + 1
         columns = min(-(-needed // _COLUMN_STEP) * _COLUMN_STEP, self.cache.columns)
-        index = self._tensor(np.arange(rows) * self.cache.columns + positions)
-        self.cache.window = Window(rows, columns, index)
-        column = self._tensor(positions)[:, None]
-        return self._call(self._tensor(ids)[:, None], column, column[:, :, None], columns)[:used, -1]
+        self.cache.window = Window(rows, columns, self._tensor(np.arange(rows) * self.cache.columns + places))
+        column = self._tensor(places)[:, None]
+        positions = column
+        if self._family is not None:
+            moved = places.astype(np.float64)
+            moved[:used] += 0.0 if deltas is None else deltas
+            positions = self._tensor(moved.astype(np.float32)).expand(3, -1)[..., None]
+        inputs = {"input_ids": self._tensor(ids)[:, None]}
+        logits: Tensor = self._call(self._model, inputs, positions, column[:, :, None], columns).logits
+        return logits[:used, -1]
 
     @torch.inference_mode()
     def logprobs(self, token_ids: Ints, temperature: float, allowed: Tensor) -> Floats:
@@ -89,18 +127,16 @@ class Forward:
         values[1:] = token_logprobs(logits[0, :-1], ids[1:], temperature, allowed).cpu().numpy()
         return frozen(values)
 
-    def _call(self, ids: Tensor, positions: Tensor, queries: Tensor, columns: int | None = None) -> Tensor:
-        mask = self._masks.build(queries, columns or ids.shape[1], self._model.dtype)
-        # Only the last position's logits: prefill needs none, a decode step has one position.
-        logits: Tensor = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        return logits
+    def _prompt_positions(self, placements: Sequence[Placement], width: int) -> Tensor:
+        if self._family is None:
+            return torch.arange(width, device=self.device).expand(len(placements), width)
+        text = np.broadcast_to(np.arange(width, dtype=np.float32), (3, width))
+        known = [text if one.positions is None else one.positions for one in placements]
+        return padded_positions(known, width).to(self.device)
+
+    def _call(self, model: Any, inputs: dict[str, Any], positions: Tensor, queries: Tensor, columns: int) -> Any:
+        mask = self._masks.build(queries, columns, self._model.dtype)
+        return model(**inputs, attention_mask=mask, position_ids=positions, cache=self.cache, use_cache=True)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.tensor(array, device=self.device)

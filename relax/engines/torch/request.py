@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from relax.core.completion import Completion, Sampling, Session, StopReason, frozen
+from relax.core.error import EngineError, InvariantError
+from relax.core.media import Medium
 from relax.engines.torch.stop import StopStrings
+from relax.model.family import Family, Positions
 
-Prefix = tuple[str, bytes]
-"""A shared prompt: its name and its exact tokens. Two prompts under one name never share."""
+Prefix = tuple[str, bytes, tuple[str, ...]]
+"""A shared prompt: its name, its exact tokens, the keys of its media. Two prompts under one name never share."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +25,8 @@ class Request:
     """`prefilled`: its row holds keys and values of all its tokens but the last, under the weights that sample now.
 
     `stopped`: its last token is a stop id or completes a stop string. `shared` names its prompt when siblings have the same;
-    `waiter` is whatever the engine needs to deliver the result.
+    `waiter` is whatever the engine needs to deliver the result. `positions` are those of the prompt, for a model that reads media;
+    from its end on a token stands `delta` further than its place in the row. `error` ends the request after the prefill.
     """
 
     prompt: list[int]
@@ -33,6 +37,10 @@ class Request:
     stop_strings: StopStrings | None = None
     shared: Prefix | None = None
     waiter: Any = None
+    media: tuple[Medium, ...] = ()
+    positions: Positions | None = None
+    delta: float = 0.0
+    error: EngineError | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[int, int, bool]] = field(default_factory=list)
@@ -57,6 +65,22 @@ class Request:
     def history(self) -> Sequence[int]:
         """The tokens to prefill: everything but the last one, which the next decode step feeds."""
         return (self.prompt + self.tokens)[:-1]
+
+    def locate(self, family: Family) -> None:
+        """Find the positions of the prompt. Raises what the family raises, InvariantError when it gives them for another length."""
+        positions = family.positions(np.asarray(self.prompt, dtype=np.int32), self.media)
+        if positions.shape != (3, len(self.prompt)):
+            raise InvariantError("MM1", f"{len(self.prompt)} tokens got positions of shape {positions.shape}")
+        # A prompt ends with text, which goes on by one; the highest position of all may lie inside a video before it.
+        self.positions, self.delta = positions, float(positions[:, -1].max()) + 1 - len(self.prompt)
+
+    def history_positions(self) -> Positions | None:
+        """[3, T] of `history`."""
+        if self.positions is None:
+            return None
+        sampled = np.arange(len(self.prompt), self.history_length, dtype=np.float64) + self.delta
+        after = np.broadcast_to(sampled.astype(np.float32), (3, len(sampled)))
+        return np.concatenate([self.positions, after], axis=1)[:, : self.history_length]
 
     def last_token(self) -> int:
         return self.tokens[-1] if self.tokens else self.prompt[-1]

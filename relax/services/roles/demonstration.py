@@ -15,9 +15,9 @@ from relax.bus.row import Fetched, RowPut
 from relax.core.completion import frozen
 from relax.core.error import DataError
 from relax.core.id import GroupId, trajectory_id
-from relax.core.media import Medium
+from relax.core.media import MediaReader, Medium
 from relax.core.message import Prompt, prompt_from_json, text_message
-from relax.core.protocol import MediaReader, Renderer
+from relax.core.protocol import Renderer
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.consume import consume

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from relax.core.completion import Sampling
 from relax.core.error import DataError, EngineError, TaskError
 from relax.core.id import GroupId, evaluation_id, trajectory_id
+from relax.core.media import MediaReader
 from relax.core.message import Prompt
-from relax.core.protocol import MediaReader, Renderer, RolloutEngine
+from relax.core.protocol import Renderer, RolloutEngine
 from relax.core.version import Version
 from relax.services.ledger import EvaluationRow
 from relax.services.pass_rate import set_metrics

@@ -13,9 +13,9 @@ from relax.bus.row import Receipt, RowPut
 from relax.core.completion import Sampling
 from relax.core.error import DataError, EngineError, LateError, TaskError
 from relax.core.id import GroupId, Table, table_of, trajectory_id
-from relax.core.media import Medium
+from relax.core.media import MediaReader, Medium
 from relax.core.message import Prompt, prompt_from_json
-from relax.core.protocol import Generate, MediaReader, Renderer
+from relax.core.protocol import Generate, Renderer
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.media_row import GROUP as MEDIA

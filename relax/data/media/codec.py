@@ -1,0 +1,92 @@
+"""Every codec by its modality, and the two calls that the media store sends to the process pool.
+
+A worker imports this module before it forks, so everything that decoders need is imported with it, and none of that starts a
+thread. What comes back is facts as JSON, packed arrays, or a `BadMedium`, which `as_refusal` finds again in the pool's error.
+"""
+
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from relax.core.error import LimitError, TaskError
+from relax.core.media import pack_arrays
+from relax.data.dataset import Refusal
+from relax.data.media import audio, image, video
+from relax.data.media.content import BadMedium, open_content
+
+CODECS: Mapping[str, ModuleType] = {"image": image, "audio": audio, "video": video}
+"""Modules with `look` and `decode`."""
+
+REASONS = frozenset(
+    {
+        "missing", "unreadable", "not a file", "empty", "too many bytes",
+        "no image", "no sound", "no video", "unknown codec",
+        "truncated", "damaged", "not as long as it says", "frames missing",
+        "no pixels", "too many pixels", "too long a shape", "unknown scale",
+        "no samples", "no sample rate", "too many channels", "not finite",
+        "no frames", "no frame rate", "too long", "nothing left", "wrong array",
+        "takes too long", "needs too much memory", "decodes to too much", "decoder failed", "decoder crashed",
+    }
+)  # fmt: skip
+"""Every reason for which a codec, or the process that it runs in, refuses a medium."""
+
+_BAD = re.compile(r"(?:look|decode) raised BadMedium: ([^:]+): (.*)", re.DOTALL)
+_RAISED = re.compile(r"(?:look|decode) raised (.*)", re.DOTALL)
+
+
+def look(modality: str, content: bytes | str, limits: dict[str, Any], packed: bool = False) -> dict[str, Any]:
+    """The facts of a medium (`MediaPart.facts`) without decoding it. Raises BadMedium.
+
+    `content` is bytes, or the path of a file. `limits` may hold max_bytes, max_pixels, max_aspect, max_s, and for a video the
+    `start` and `end` (s) of its part, to which max_s then applies, and `audio`: whether its sound must be readable too. `packed` says that content is what
+    `core.media.pack_arrays` made of one array: image [H, W] or [H, W, C]; audio [N] or [N, channels] with header {"rate"};
+    video [F, H, W, C] with header {"fps"}.
+    """
+    with open_content(content, limits.get("max_bytes")) as stream:
+        return dict(CODECS[modality].look(stream, limits, packed))
+
+
+def decode(
+    modality: str,
+    content: bytes | str,
+    options: dict[str, Any],
+    target: dict[str, Any],
+    limits: dict[str, Any] | None = None,
+    packed: bool = False,
+) -> bytes:
+    """The decoded arrays of a medium (`Family.features`), packed, of exactly the target's sizes (`Family.target`). Raises BadMedium.
+
+    `options` are the part's (start and end, in seconds, for sound); `limits` as for `look`: content may have changed since.
+    """
+    limits = limits or {}
+    with open_content(content, limits.get("max_bytes")) as stream:
+        return pack_arrays(CODECS[modality].decode(stream, options, target, limits, packed))
+
+
+def result_bytes(modality: str, target: Mapping[str, Any]) -> int:
+    """What a call of `decode` to this target returns at most, for `Limits.result_bytes`."""
+    sound = target if modality == "audio" else target.get("audio")
+    pixels = 0 if modality == "audio" else 3 * target["width"] * target["height"] * len(target.get("frames") or (0,))
+    return 4096 + pixels + (4 * sound["samples"] if sound else 0)
+
+
+def as_refusal(error: TaskError) -> Refusal:
+    """Why a medium is refused, from the error of a pool call to `look` or `decode`.
+
+    Raises the error itself when it says nothing about the medium: the pool was closed, or a worker could not load the codecs.
+    """
+    text = str(error)
+    if isinstance(error, LimitError):
+        reason = "needs too much memory" if "of memory" in text else "takes too long"
+        return Refusal("decodes to too much" if "returned" in text else reason, text)
+    if found := _BAD.fullmatch(text):
+        return Refusal(found[1], found[2])
+    if found := _RAISED.fullmatch(text):
+        return Refusal("decoder failed", found[1])
+    if any(sign in text for sign in ("died without an answer", "malformed answer", "no JSON", "worker was lost")):
+        return Refusal("decoder crashed", text)
+    raise error
+
+
+__all__ = ["CODECS", "BadMedium", "as_refusal", "decode", "look", "result_bytes"]
