@@ -76,8 +76,8 @@ class MediaSection(Config):
     """Processes that decode."""
     time_s: PositiveFloat = 30.0
     """Seconds that decoding one medium may take."""
-    memory: Size = ByteSize(2 << 30)
-    """Memory that decoding one medium may take."""
+    memory: Annotated[ByteSize, Field(ge=256 << 20)] = ByteSize(2 << 30)
+    """Memory that decoding one medium may take; the decoders alone need half of the least."""
     cache: str | None = None
     """Folder of features that were computed before; null: what RELAX_CACHE names, else `relax` in the user's cache folder."""
     cache_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(2 << 30)

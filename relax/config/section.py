@@ -261,6 +261,9 @@ class TrainingSection(Config):
     """Largest norm of the gradient; null: not clipped."""
     microbatch_tokens: PositiveInt = 4096
     """Most tokens in one forward and backward pass."""
+    microbatch_encoder_tokens: PositiveInt | None = None
+    """Most tokens (patches, frames of sound) that encoders work through in one pass, each medium once; null: four times
+    microbatch_tokens."""
     snapshot_every: NonNegativeInt = 1
     """Steps between snapshots, from which an interrupted run goes on: with 1 no published version is ever lost (WS1). 0: only
     where checkpoints are written. The steps since the last one are trained again."""

@@ -365,6 +365,7 @@ class Assembly:
                 staleness,
                 in_order=config.run.deterministic,
                 masks_over_age=config.rollout.over_age == "mask",
+                microbatch_encoder_tokens=config.training.microbatch_encoder_tokens,
             ),
             max_rows=max_rows(config, node),
             max_bytes=int(config.bus.max_bytes),

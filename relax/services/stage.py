@@ -122,7 +122,8 @@ def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQue
             tasks.start("advantage", advantage.run(), endless=True)
         elif role == "reference":
             assert crew.reference is not None
-            reference = Reference(bus_access, *crew.reference, setup.trainer.microbatch_tokens)
+            budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
+            reference = Reference(bus_access, *crew.reference, *budgets)
             tasks.start("reference", reference.run(), endless=True)
 
 

@@ -129,7 +129,7 @@ def test_case_a7_nothing_that_crosses_between_rooms_can_be_changed() -> None:
 
 UNPICKLES = {
     "relax/runtime/codec.py": "strict mode: what the same process has just pickled",
-    "relax/runtime/worker.py": "a worker's calls: what its parent has pickled; answers go back as JSON",
+    "relax/runtime/worker.py": "a worker's calls: what its parent has pickled; answers go back as JSON or bytes",
 }
 """The only files that unpickle, and who pickled it."""
 LOADERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "torch", "marshal", "shelve"}

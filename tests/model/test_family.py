@@ -163,10 +163,10 @@ def test_rule_mm3_sounds_that_a_model_cannot_hear_are_refused_with_the_reason() 
         third.target(audio(200))
     with pytest.raises(DataError, match="the sound of 'audio-320' is too short: 320 samples make no token"):
         older.target(audio(320))
-    with pytest.raises(DataError, match="a sound of 8.1 s is longer than the 8 s that this model hears; trim it"):
+    with pytest.raises(DataError, match=r"a sound of 8.1 s is longer than the 8 s that this model hears; trim it"):
         older.target(audio(129_600))
     assert third.target(audio(129_600))["samples"] == 129_600
-    with pytest.raises(DataError, match="no sound of 'audio-16000' lies between start 2 and end None: it has 1.000 s"):
+    with pytest.raises(DataError, match=r"no sound of 'audio-16000' lies between start 2 and end None: it has 1.000 s"):
         third.target(audio(16_000, start=2))
     with pytest.raises(DataError, match="too short"):
         third.target(video(16, 16, 16, sound=100))

@@ -212,10 +212,16 @@ async def test_units_and_forms_are_converted() -> None:
 
 
 async def test_a_size_that_is_needed_and_unknown_is_a_failure_that_says_so() -> None:
-    with pytest.raises(TaskError, match=r"iou needs the picture's width and height .* the facts of its image 0 hold"):
-        await iou("[0.1, 0.5, 0.5, 1.0]", [20, 50, 100, 100])
-    with pytest.raises(TaskError, match=r"'dims' of its metadata hold None"):
-        await iou("[0.1, 0.5, 0.5, 1.0]", [20, 50, 100, 100], size="dims")
+    for options, where in (({}, "its image 0"), ({"size": "dims"}, "'dims' of its metadata")):
+        with pytest.raises(
+            TaskError, match=rf"iou needs \[width, height\] of the picture .* but {where} does not say them"
+        ):
+            await iou("[0.1, 0.5, 0.5, 1.0]", [20, 50, 100, 100], answer="unit", **options)
+
+
+async def test_small_numbers_alone_do_not_make_a_failure_of_an_answer() -> None:
+    assert (await iou("[0, 0, 1, 1]", [20, 50, 100, 100])).value == 0.0
+    assert (await iou("[0, 0, 1, 1]", [0, 0, 1, 1])).value == 1.0
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def look(modality: str, content: bytes | str, limits: dict[str, Any], packed: bo
     """The facts of a medium (`MediaPart.facts`) without decoding it. Raises BadMedium.
 
     `content` is bytes, or the path of a file. `limits` may hold max_bytes, max_pixels, max_aspect, max_s, and for a video the
-    `start` and `end` (s) of its part, to which max_s then applies, and `audio`: whether its sound must be readable too. `packed` says that content is what
-    `core.media.pack_arrays` made of one array: image [H, W] or [H, W, C]; audio [N] or [N, channels] with header {"rate"};
-    video [F, H, W, C] with header {"fps"}.
+    `start` and `end` (s) of its part, to which max_s then applies, and `audio`: whether its sound must be readable too.
+    `packed` says that content is what `core.media.pack_arrays` made of one array: image [H, W] or [H, W, C]; audio [N] or
+    [N, channels] with header {"rate"}; video [F, H, W, C] with header {"fps"}.
     """
     with open_content(content, limits.get("max_bytes")) as stream:
         return dict(CODECS[modality].look(stream, limits, packed))

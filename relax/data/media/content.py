@@ -19,7 +19,7 @@ from relax.core.error import DataError, InvariantError
 from relax.core.media import unpack_arrays
 
 FORMATS = (
-    "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,apng,rm,nut,ivf,mxf,h264,hevc,m4v,dv,wtv,nsv,swf,"
+    "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,apng,rm,nut,ivf,mxf,dv,wtv,nsv,swf,"
     "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,tak,mpc,mpc8,voc,dsf,gsm,latm,loas"
 )
 """Container formats of FFmpeg that are read. Playlists and lists of files (hls, concat, dash, image2) name other files: none is here."""

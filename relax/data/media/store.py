@@ -191,7 +191,13 @@ class MediaStore:
         if part.type == "audio":
             return {"max_bytes": max_bytes, "max_s": section.audio.max_s}
         trim = {key: part.options[key] for key in ("start", "end") if key in part.options}
-        return {"max_bytes": max_bytes, "max_pixels": section.video.max_pixels, "max_s": section.video.max_s, **trim}
+        return {
+            "max_bytes": max_bytes,
+            "max_pixels": section.video.max_pixels,
+            "max_s": section.video.max_s,
+            "audio": bool(part.options.get("audio")),
+            **trim,
+        }
 
     # --- loading ---
 

@@ -19,11 +19,18 @@ COLUMN = "old_logprobs"
 
 
 class OldLogprobs:
-    """`token_budget` and `in_order` cut micro-batches as in training."""
+    """`token_budget`, `in_order` and `encoder_budget` cut micro-batches as in training."""
 
-    def __init__(self, backend: TrainBackend, compute: Compute, token_budget: int, in_order: bool = False) -> None:
+    def __init__(
+        self,
+        backend: TrainBackend,
+        compute: Compute,
+        token_budget: int,
+        in_order: bool = False,
+        encoder_budget: int | None = None,
+    ) -> None:
         self._backend, self._compute = backend, compute
-        self._token_budget, self._in_order = token_budget, in_order
+        self._token_budget, self._in_order, self._encoder_budget = token_budget, in_order, encoder_budget
 
     async def add(self, groups: Sequence[TrainGroup]) -> None:
         """Give every trajectory of the groups its float32[T] column, 0 off the mask."""
@@ -32,7 +39,8 @@ class OldLogprobs:
             for id, mask in group.masks.items():
                 group.found.setdefault(id, {})[COLUMN] = np.zeros(len(mask), dtype=np.float32)
         rows = [row for group in groups for row in group.rows(dict.fromkeys(group.masks, 1.0), ())]
-        batches = pack([row for row in rows if row.mask.any()], self._token_budget, in_order=self._in_order)
+        trained = [row for row in rows if row.mask.any()]
+        batches = pack(trained, self._token_budget, in_order=self._in_order, encoder_budget=self._encoder_budget)
         if not batches:
             return
         shards = split(batches, self._backend.num_replicas)

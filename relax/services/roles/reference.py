@@ -20,10 +20,17 @@ from relax.training.packing import pack
 
 
 class Reference:
-    def __init__(self, bus: BusAccess, backend: TrainBackend, compute: Compute, token_budget: int) -> None:
+    def __init__(
+        self,
+        bus: BusAccess,
+        backend: TrainBackend,
+        compute: Compute,
+        token_budget: int,
+        encoder_budget: int | None = None,
+    ) -> None:
         self._bus = bus
         self._backend, self._compute = backend, compute
-        self._token_budget = token_budget
+        self._token_budget, self._encoder_budget = token_budget, encoder_budget
 
     async def run(self) -> NoReturn:
         """Endless."""
@@ -31,7 +38,8 @@ class Reference:
 
     async def _rows(self, fetched: Fetched) -> list[RowPut]:
         media = FetchedMedia(fetched)
-        micro_batches = pack([_row(id, fetched, media) for id in fetched.ids], self._token_budget)
+        rows = [_row(id, fetched, media) for id in fetched.ids]
+        micro_batches = pack(rows, self._token_budget, encoder_budget=self._encoder_budget)
         (replica,) = await self._compute.run(self._backend.logprobs, [micro_batches])
         return [
             RowPut(row.id, {"reference_logprobs": frozen(np.asarray(values, dtype=np.float32))})

@@ -58,7 +58,8 @@ class Trainer:
         self._publish, self._dump = publish, dump
         self._parts = TrainerParts(backend, compute, algorithm, settings)
         plan = make_plan(algorithm)
-        old_logprobs = OldLogprobs(backend, compute, settings.microbatch_tokens, settings.in_order)
+        budgets = settings.microbatch_tokens, settings.in_order, settings.microbatch_encoder_tokens
+        old_logprobs = OldLogprobs(backend, compute, *budgets)
         self._step_columns = StepColumns(plan, algorithm, old_logprobs, compute)
         self._streams = not (plan.step_roles or algorithm.updates > 1 or settings.in_order)
 

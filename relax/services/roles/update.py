@@ -29,6 +29,7 @@ class TrainerSettings:
     max_staleness: int
     in_order: bool = False
     masks_over_age: bool = False
+    microbatch_encoder_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,9 @@ class Update:
         self.statistics.skipped_rows += len(rows) - len(trainable)
         if not trainable:
             return
-        batches = pack(trainable, settings.microbatch_tokens, settings.in_order, algorithm.keeps_trajectories_whole)
+        whole = algorithm.keeps_trajectories_whole
+        budget = settings.microbatch_encoder_tokens
+        batches = pack(trainable, settings.microbatch_tokens, settings.in_order, whole, budget)
         shards = split(batches, self.parts.backend.num_replicas)
         with self.statistics.timed("train"):
             self._passes.append(await self.parts.compute.run(self.parts.backend.forward_backward, shards, self.loss))

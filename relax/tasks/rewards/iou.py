@@ -76,30 +76,39 @@ class IoU:
         config = self._config
         units = config.answer
         if units == "auto":
-            units = "unit" if all(0 <= value <= 1 for value in box) else config.reference
+            # Without the picture's size nothing can be converted; what a response says must not make that a failure.
+            fits = all(0 <= value <= 1 for value in box) and box[2] > 0
+            units = "unit" if fits and self._size(prompt) is not None else config.reference
         if units == config.reference:
             return box
-        across, down = self._scale(units, prompt), self._scale(config.reference, prompt)
-        ratios = [to / of for of, to in zip(across, down, strict=True)]
-        return (box[0] * ratios[0], box[1] * ratios[1], box[2] * ratios[0], box[3] * ratios[1])
+        across, down = (
+            to / of for of, to in zip(self._scale(units, prompt), self._scale(config.reference, prompt), strict=True)
+        )
+        return (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
 
     def _scale(self, units: str, prompt: Prompt) -> tuple[float, float]:
         """What the picture's whole width and height are in these units."""
         if units != "pixels":
             return (1.0, 1.0) if units == "unit" else (1000.0, 1000.0)
-        field = self._config.size
-        found = prompt.metadata.get(field) if field else None
-        if field is None:
+        size = self._size(prompt)
+        if size is None:
+            where = f"{self._config.size!r} of its metadata" if self._config.size else f"its image {self._config.image}"
+            raise TaskError(
+                f"record {prompt.key.record} of source {prompt.key.source!r}: iou needs [width, height] of the picture to compare "
+                f"{self._config.answer!r} with {self._config.reference!r}, but {where} does not say them"
+            )
+        return size
+
+    def _size(self, prompt: Prompt) -> tuple[float, float] | None:
+        config = self._config
+        found: Json = prompt.metadata.get(config.size) if config.size else None
+        if config.size is None:
             pictures = [part.facts for message in prompt.messages for part in message.media if part.type == "image"]
-            facts = pictures[self._config.image] if self._config.image < len(pictures) else {}
+            facts = pictures[config.image] if config.image < len(pictures) else {}
             found = [facts.get("width"), facts.get("height")]
         if isinstance(found, list) and len(found) == 2 and all(_is_number(value) and value > 0 for value in found):
             return float(found[0]), float(found[1])
-        where = f"{field!r} of its metadata" if field else f"the facts of its image {self._config.image}"
-        raise TaskError(
-            f"record {prompt.key.record} of source {prompt.key.source!r}: iou needs the picture's width and height to compare "
-            f"{self._config.answer!r} with {self._config.reference!r}, but {where} hold {found!r}"
-        )
+        return None
 
 
 def build_iou(config: IoUConfig, *, pool: Pool) -> IoU:
