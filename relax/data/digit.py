@@ -107,7 +107,7 @@ def _data_set() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise DataError("pointed_digits needs the package scikit-learn: pip install 'relax[digits]'") from error
+        raise DataError("pointed_digits needs the package scikit-learn: pip install 'relax[omni]'") from error
     bunch = load_digits()
     return bunch.images, bunch.target
 

@@ -306,13 +306,23 @@ async def test_a_pool_that_kills_is_a_refusal_and_one_that_is_closed_is_not(tmp_
         await store.look(image_part(tmp_path, "b.png", seed=2))
 
 
+async def test_what_would_decode_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("relax.data.media.store._MAX_RESULT_BYTES", 4096 + 3 * 8 * 12)
+    pool = ThreadPool()
+    store = store_of(section_of(tmp_path), pool=pool)
+    assert len(await store.load([await store.look(image_part(tmp_path))])) == 1
+    larger = await store.look(image_part(tmp_path, "b.png", height=16))
+    assert (await refusal_of(store.load([larger]))).reason == "decodes to too much"
+    assert pool.calls == {"look": 2, "decode": 1}
+
+
 async def test_a_family_that_trips_over_a_medium_ends_no_run(tmp_path):
     array = picture(4, 4)
     array[0, 0, 0] = 77
     store = store_of(section_of(tmp_path))
     looked = await store.look(MediaPart("image", file_uri(str(write(tmp_path, "a.png", png(array))))))
     refusal = await refusal_of(store.load([looked]))
-    assert str(refusal) == "cannot be processed: IndexError: a grid of no columns"
+    assert str(refusal) == f"cannot be processed: image {looked.uri!r}: IndexError: a grid of no columns"
 
 
 async def test_limits_of_a_prompt(tmp_path):

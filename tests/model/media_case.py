@@ -79,11 +79,20 @@ def audio(samples: int, rate: int = 16000, **options: Any) -> MediaPart:
     return MediaPart("audio", f"audio-{samples}", "a", options, facts)
 
 
-def video(width: int, height: int, frames: int, fps: float = 8.0, sound: int = 0, **options: Any) -> MediaPart:
-    """`sound` is the samples of its sound at 16 kHz, which is read."""
+def video(
+    width: int,
+    height: int,
+    frames: int,
+    fps: float = 8.0,
+    sound: int = 0,
+    fps_wanted: float | None = None,
+    **options: Any,
+) -> MediaPart:
+    """`sound` is the samples of its sound at 16 kHz, which is read; `fps_wanted` the option of that name."""
     heard = {"samples": sound, "rate": 16000, "seconds": sound / 16000} if sound else None
     facts = {"width": width, "height": height, "frames": frames, "fps": fps, "seconds": frames / fps, "audio": heard}
-    options = {**options, "audio": True} if sound else options
+    options |= {"audio": True} if sound else {}
+    options |= {"fps": fps_wanted} if fps_wanted else {}
     return MediaPart("video", f"video-{width}x{height}x{frames}", "v", options, facts)
 
 

@@ -20,7 +20,8 @@ SOUNDS = st.builds(audio, st.integers(800, 60_000))
 
 
 def videos(sound: Any) -> Any:
-    return st.builds(video, SIDES, SIDES, st.integers(1, 70), st.sampled_from([3.0, 8.0, 23.976, 30.0]), sound)
+    rates, wanted = st.sampled_from([3.0, 8.0, 23.976, 30.0]), st.sampled_from([0.15, 0.7, 2.0, 5.0])
+    return st.builds(video, SIDES, SIDES, st.integers(1, 70), rates, sound, fps_wanted=wanted)
 
 
 def conversations(kind: str) -> Any:

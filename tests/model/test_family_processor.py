@@ -55,6 +55,7 @@ CASES = [
     Case("video-odd", ask(video(24, 16, 37, fps=23.976))),
     Case("video-short", ask(video(24, 16, 3, fps=5.0))),
     Case("video-long", ask(video(16, 16, 240, fps=30.0))),
+    Case("video-five", ask(video(48, 40, 5, fps=2.0)), ("qwen3_vl",)),
     Case("videos", ask(video(32, 24, 16), video(16, 32, 16), "?")),
     Case("video-resized", ask(video(57, 45, 24)), exact=False),
     Case("video-limit", ask(video(64, 48, 16, max_pixels=4096)), exact=False),
@@ -79,6 +80,7 @@ CASES = [
     ),
     Case("sounding", ask(video(32, 24, 40, sound=80_000), "?"), tiny_media.OMNI),
     Case("sounding-short", ask(video(32, 24, 40, sound=16_000), "?"), tiny_media.OMNI),
+    Case("sounding-slow", ask(video(16, 16, 80, sound=120_000, fps_wanted=0.4), "?"), tiny_media.OMNI),
     Case("sounding-long", ask(video(16, 16, 16, sound=96_000), "?"), tiny_media.OMNI),
     Case(
         "sounding-mixed",

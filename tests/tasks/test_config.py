@@ -43,7 +43,7 @@ async def test_a_reward_says_whether_it_needs_the_pool(config: RewardConfig) -> 
     pool = WatchedPool()
     reward = REWARDS.component(config.type)(config, pool=pool)
     with suppress(LimitError):
-        reference = "B" if config.type == "multiple_choice" else "7"
+        reference = {"multiple_choice": "B", "iou": "[1, 2, 3, 4]"}.get(config.type, "7")
         await reward(toy.prompt(reference=reference, reasoning_gym=TASK), toy.answered("7"))
     assert pool.was_called is config.uses_pool
     assert "uses_pool" not in config.model_dump()

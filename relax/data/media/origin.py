@@ -8,6 +8,7 @@ import glob
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from relax.data.config import SourceConfig
@@ -18,12 +19,15 @@ SCHEME = "record:"
 _KEPT_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Origin:
     label: str
     config: SourceConfig
     dataset: DataSet
-    home: Path
+
+    @cached_property
+    def home(self) -> Path:
+        return source_home(self.config)
 
 
 class Origins:
@@ -37,7 +41,10 @@ class Origins:
         self._recent_bytes = 0
 
     def register(self, dataset: DataSet, config: SourceConfig) -> None:
-        """Know a source before any of its records is read: a resumed run asks for media of prompts that it read before. Opens nothing."""
+        """Know a source before any of its records is read: a resumed run asks for media of prompts that it read before.
+
+        Opens nothing.
+        """
         self._origin(dataset, config)
 
     def reader(self, dataset: DataSet, config: SourceConfig, index: int) -> MediaReader:
@@ -61,7 +68,7 @@ class Origins:
         where, _, number = uri.rpartition("/")
         label, _, index = where.removeprefix(SCHEME).rpartition("/")
         origin = self._origins.get(label)
-        if origin is None or not uri.startswith(SCHEME) or not (index.isdigit() and number.isdigit()):
+        if origin is None or not uri.startswith(SCHEME) or not (index.isdecimal() and number.isdecimal()):
             raise Refusal("missing medium", f"{uri!r} names no record of this run")
         recent = self._recent.get(where)
         if recent is not None and int(number) < len(recent):
@@ -89,7 +96,7 @@ class Origins:
                 return self._origins[label]
             number += 1
             label = f"{config.name}~{number}"
-        self._origins[label] = _Origin(label, config, dataset, source_home(config))
+        self._origins[label] = _Origin(label, config, dataset)
         return self._origins[label]
 
 

@@ -79,7 +79,7 @@ class PromptPreparer:
         limit = self.store.section.max_per_prompt
         if len(parts) > limit:
             raise Refusal("too many media", f"{len(parts)}, data.media.max_per_prompt is {limit}")
-        found = await asyncio.gather(*(self._look_one(part, source) for part in parts), return_exceptions=True)
+        found = await asyncio.gather(*(self.store.look(part, source) for part in parts), return_exceptions=True)
         for one in found:  # the first in the prompt, so that a record is always refused for the same one
             if isinstance(one, BaseException):
                 raise one
@@ -88,14 +88,6 @@ class PromptPreparer:
             Message(message.role, tuple(part if isinstance(part, TextPart) else next(looked) for part in message.parts))
             for message in messages
         )
-
-    async def _look_one(self, part: MediaPart, source: str | None) -> MediaPart:
-        try:
-            return await self.store.look(part, source)
-        except Refusal as refusal:
-            if part.uri[:_SHOWN_URI] in refusal.detail:
-                raise
-            raise Refusal(refusal.reason, f"{part.type} {part.uri[:_SHOWN_URI]!r}: {refusal.detail}") from refusal
 
 
 def _are_same(shown: Sequence[MediaPart], parts: Sequence[MediaPart]) -> bool:

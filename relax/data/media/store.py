@@ -10,8 +10,8 @@ import os
 import tempfile
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -41,12 +41,15 @@ FORMAT = 1
 """Counts up when equal content would give other features, so that what was cached before is not used."""
 _MAX_FACTS = 65536
 _LONG_URI = 4096
+_SHOWN_URI = 200
 _SPOOLED_BYTES = 4 << 20
+_MAX_RESULT_BYTES = 1 << 31
+"""What the process pool gives back at most."""
 _BFLOAT16_EXPONENT = 0x7F80
 
 
 class MediaStore:
-    """The media of a run, for metrics with `counts`, `refused` (by reason) and `seconds` (by what took them).
+    """The media of a run, for metrics with `counts`, `refused` (by reason) and `seconds` (by what was waited for, queues included).
 
     Counted are media looked_at, decoded, found in memory (memory_hits) or in the cache (disk_hits), and callers who shared work.
     """
@@ -95,9 +98,9 @@ class MediaStore:
         """The part with its digest, its facts and every option that its decoding depends on. Raises Refusal."""
         part = replace(part, options=self._merged(part))
         if len(part.uri) > _LONG_URI:  # a data URI: too long for a key that is kept
-            return await self._counted(self._look(part, source))
+            return await self._counted(part, self._look(part, source))
         key = _name(["look", part.type, part.uri, part.digest, dict(part.options), source])
-        return await self._counted(self._looks.run(key, lambda: self._look(part, source)))
+        return await self._counted(part, self._looks.run(key, lambda: self._look(part, source)))
 
     async def load(self, parts: Sequence[MediaPart]) -> tuple[Medium, ...]:
         """The features of looked-at parts, in order; a video read with its sound gives two. Raises Refusal."""
@@ -117,12 +120,16 @@ class MediaStore:
             )
         return media
 
-    async def _counted(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _counted(self, part: MediaPart, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives. Its Refusal is counted, and says which medium it is about."""
         try:
             return await work
         except Refusal as refusal:
             self.refused[refusal.reason] += 1
-            raise
+            uri = part.uri[:_SHOWN_URI]
+            if uri in refusal.detail:
+                raise
+            raise Refusal(refusal.reason, f"{part.type} {uri!r}: {refusal.detail}", refusal.excerpt) from refusal
 
     # --- looking ---
 
@@ -170,7 +177,7 @@ class MediaStore:
         """The family, if it reads such a part. Raises Refusal."""
         if self.family is None:
             raise Refusal(
-                "text only", f"the model reads text only, and {part.type} {part.uri[:200]!r} is in the prompt"
+                "text only", f"the model reads text only, and {part.type} {part.uri[:_SHOWN_URI]!r} is in the prompt"
             )
         if part.type not in self.family.modalities:
             known = ", ".join(self.family.modalities)
@@ -203,7 +210,7 @@ class MediaStore:
 
     async def _load_one(self, part: MediaPart) -> tuple[Medium, ...]:
         if not part.digest or not part.facts:
-            raise InvariantError("MM2", f"{part.type} {part.uri[:200]!r} was not looked at before it is loaded")
+            raise InvariantError("MM2", f"{part.type} {part.uri[:_SHOWN_URI]!r} was not looked at before it is loaded")
         family = self._reads(part)
         target = _target(family, part)
         facts = [FORMAT, family.key(part), part.digest, part.type, dict(part.options), target, self.section.dtype]
@@ -213,7 +220,7 @@ class MediaStore:
             self._counts["memory_hits"] += 1
             self._held.move_to_end(key)
             return held
-        return await self._counted(self._loads.run(key, lambda: self._load(family, part, dict(target), key)))
+        return await self._counted(part, self._loads.run(key, lambda: self._load(family, part, dict(target), key)))
 
     async def _load(self, family: Family, part: MediaPart, target: dict[str, Json], key: str) -> tuple[Medium, ...]:
         recalled = await self._recall(key)
@@ -244,7 +251,9 @@ class MediaStore:
         if content.digest != part.digest:
             raise _changed(part)
         options, limits = dict(part.options), self._limits(part)
-        size = codec.result_bytes(part.type, target)
+        size, most = codec.result_bytes(part.type, target), min(int(self.section.memory), _MAX_RESULT_BYTES)
+        if size > most:
+            raise Refusal("decodes to too much", f"{size} bytes, at most {most} (data.media.memory)")
         with self._timed("decode"):
             decoded: bytes = await self._call(
                 codec.decode, part.type, content, options, target, limits, content.packed, result_bytes=size
@@ -260,15 +269,11 @@ class MediaStore:
         if content.packed:  # an array that the record holds: numbers already, which no decoder has to be trusted with
             return await asyncio.to_thread(_in_process, function, modality, content.place, *args)
         limits = Limits(self.section.time_s, int(self.section.memory), result_bytes=result_bytes)
-        spooled = isinstance(content.place, bytes) and len(content.place) > _SPOOLED_BYTES
-        place = await asyncio.to_thread(_spool, content.place) if spooled else content.place
-        try:
-            return await self._pool.run(function, modality, place, *args, limits=limits)
-        except TaskError as error:
-            raise codec.as_refusal(error) from error
-        finally:
-            if spooled:
-                os.unlink(place)
+        async with _place_of(content) as place:
+            try:
+                return await self._pool.run(function, modality, place, *args, limits=limits)
+            except TaskError as error:
+                raise codec.as_refusal(error) from error
 
     def _featurise(self, family: Family, part: MediaPart, decoded: bytes, key: str) -> tuple[tuple[Medium, ...], bytes]:
         """The features of decoded arrays, and their packed form; on a thread."""
@@ -332,12 +337,24 @@ def _in_process(function: Callable[..., T], *args: Any) -> T:
         raise Refusal("decoder failed", f"{type(error).__name__}: {error}") from error
 
 
-def _spool(content: str | bytes) -> str:
-    """Content in a temporary file: sending it to a worker would hold up the event loop for as long as copying it takes."""
-    assert isinstance(content, bytes)
-    with tempfile.NamedTemporaryFile(prefix="relax-media-", delete=False) as file:
+@asynccontextmanager
+async def _place_of(content: Content) -> AsyncIterator[str | bytes]:
+    """What a worker gets: a path, or bytes that are few. Many go through a temporary file, since copying them to a worker would
+    hold up the event loop."""
+    if isinstance(content.place, str) or content.num_bytes <= _SPOOLED_BYTES:
+        yield content.place
+        return
+    descriptor, path = tempfile.mkstemp(prefix="relax-media-")
+    try:
+        await asyncio.to_thread(_write, descriptor, content.place)
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-    return file.name
 
 
 def _is_finite(array: npt.NDArray[Any], dtype: str | None) -> bool:
@@ -350,7 +367,7 @@ def _is_finite(array: npt.NDArray[Any], dtype: str | None) -> bool:
 def _changed(part: MediaPart) -> Refusal:
     return Refusal(
         "changed medium",
-        f"{part.uri[:200]!r} is not what it was when it was looked at; do not change media while a run reads them",
+        f"{part.uri[:_SHOWN_URI]!r} is not what it was when it was looked at; do not change media while a run reads them",
     )
 
 

@@ -188,7 +188,7 @@ class OmniFamily(PictureFamily):
         raise NotImplementedError
 
     def _weave(self, grid: Sequence[int], sound_tokens: int, second_per_grid: float) -> Runs:
-        """The order of the tokens of a video and its sound; the last run is the last that its model places in one piece."""
+        """The order of the tokens of a video and its sound; the last run has the last patch whole, or the last of the sound."""
         raise NotImplementedError
 
 

@@ -50,9 +50,4 @@ class Qwen3Omni(OmniFamily):
             if heard > earlier:
                 runs.append(("audio", heard - earlier))
             runs.append(("video", self._frame_tokens(grid)))
-        if heard < sound_tokens:
-            return [*runs, ("audio", sound_tokens - heard)]
-        while len(runs) > 1 and runs[-2][0] == "video":  # all that is left once the sound has ended is one piece
-            (_, last), (_, before) = runs.pop(), runs.pop()
-            runs.append(("video", last + before))
-        return runs
+        return runs if heard == sound_tokens else [*runs, ("audio", sound_tokens - heard)]

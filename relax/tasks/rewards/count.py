@@ -31,12 +31,13 @@ _DIGITS = re.compile(
     r"""(?<![\w.,])                     # not inside a word or another number
         (?:(?<![\w)\]}][ ])(?<!\d)[-\N{MINUS SIGN}])?
         (?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?
-        (?![\d_]|[.,]\d)""",
+        (?![\d_]|[.,]\d|[eE][-+]?\d)""",
     re.VERBOSE | re.ASCII,
 )
 _JOIN = re.compile(
-    r"[)\]]?\s*(?:,|/|;|&|-|–|~|\bor\b|\band\b|\bto\b)(?:\s*(?:or|and|maybe|perhaps)\b)?\s*[(\[]?", re.IGNORECASE
+    r"[)\]]?[ \t]*(?:[,/;&~–-][ \t]*|\b(?:or|and|to|maybe|perhaps|possibly)\b[ \t]*){0,4}[(\[]?", re.IGNORECASE
 )
+"""What stands between two numbers of which neither is stated."""
 MAX_DIGITS = 12
 """Longer numbers are no counts."""
 
@@ -78,7 +79,7 @@ def build_count(config: CountConfig, *, pool: Pool) -> Count:
 
 
 def _offered(text: str, first: tuple[int, int, float], second: tuple[int, int, float]) -> tuple[float, ...]:
-    """Both values, when nothing but a comma or an `or` is between them."""
+    """Both values, when nothing but a comma, an `or` or the like is between them on one line."""
     return (first[2], second[2]) if _JOIN.fullmatch(text, first[1], second[0]) else ()
 
 
@@ -95,7 +96,8 @@ def _reference(prompt: Prompt) -> int:
     reference = prompt.reference
     values = [value for _, _, value in find_counts(reference)] if isinstance(reference, str) else [reference]
     value = values[0] if len(values) == 1 else None
-    if isinstance(value, int | float) and not isinstance(value, bool) and value in range(10**MAX_DIGITS):
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 10**MAX_DIGITS
+    if usable and value == int(value):
         return int(value)
     raise TaskError(
         f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {reference!r}; "

@@ -141,6 +141,6 @@ def _is_number(value: Json) -> bool:
 
 def _unusable(prompt: Prompt, needed: str) -> TaskError:
     return TaskError(
-        f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {str(prompt.reference)[:80]!r}; "
+        f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {repr(prompt.reference)[:80]}; "
         f"iou needs {needed}"
     )

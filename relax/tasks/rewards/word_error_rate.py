@@ -91,6 +91,6 @@ def _texts(prompt: Prompt) -> list[str]:
     if references and all(isinstance(text, str) and len(text.split()) <= MAX_UNITS for text in references):
         return references
     raise TaskError(
-        f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {str(prompt.reference)[:80]!r}; "
+        f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {repr(prompt.reference)[:80]}; "
         f"word_error_rate needs text of at most {MAX_UNITS} words, or a list of such"
     )
