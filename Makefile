@@ -31,10 +31,12 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.table
 
 # torch comes first and by its exact version, so that no resolver takes a CUDA build of several gigabytes.
-# TRL comes alone: the tests hold our losses against its own, and what they use of it needs nothing else.
+# TRL comes alone: the tests hold our losses against its own, and what they use of it needs nothing else. torchvision lies in a
+# folder aside, where one test process finds it: beside a CPU build of torch its own build breaks every import of transformers.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps trl==1.16.0
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(VENV)/torchvision torchvision==0.28.0
 	touch $@

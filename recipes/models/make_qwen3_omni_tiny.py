@@ -43,6 +43,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3OmniMoeThinkerConfig
         audio_token_id=ids("<|audio_pad|>"),
         audio_start_token_id=ids("<|audio_start|>"),
         user_token_id=ids("user"),
+        position_id_per_seconds=13,
     )
     config.vision_start_token_id = ids("<|vision_start|>")
     config.vision_end_token_id = ids("<|vision_end|>")

@@ -14,7 +14,7 @@ from relax.core.protocol import Record
 from relax.data.config import SourceConfig
 from relax.data.dataset import Refusal
 from relax.data.media.placeholder import fill_placeholders
-from relax.data.media.reference import PART_TYPES, MediaReader, message_keys, read_media_lists
+from relax.data.media.reference import PART_TYPES, RecordMedia, message_keys, read_media_lists
 
 ROLES: tuple[str, ...] = get_args(Role)
 ANSWERED_ROLES = ("user", "tool")
@@ -25,9 +25,9 @@ MAX_INTEGER_BITS = 8192
 """Integers up to here have a decimal form in Python, whose limit is 4300 digits."""
 
 
-def read_record(value: Json, config: SourceConfig, index: int, media: MediaReader | None = None) -> Record:
+def read_record(value: Json, config: SourceConfig, index: int, media: RecordMedia | None = None) -> Record:
     """The record with position `index` in its source; `media` makes the references to its media. Raises Refusal."""
-    media = media or MediaReader(f"record:{config.name}/{index}")
+    media = media or RecordMedia(f"record:{config.name}/{index}")
     lifted = _lift_media(value, config, media)
     plain = _plain_record(lifted, skip=frozenset(config.media_keys.values()))
     messages = _read_conversation(plain, config)
@@ -42,7 +42,7 @@ def read_record(value: Json, config: SourceConfig, index: int, media: MediaReade
     )
 
 
-def _lift_media(value: Json, config: SourceConfig, media: MediaReader) -> dict[str, Json]:
+def _lift_media(value: Json, config: SourceConfig, media: RecordMedia) -> dict[str, Json]:
     """The record with references in place of the media among its messages."""
     if not isinstance(value, Mapping):
         raise Refusal("not a record", f"expected a mapping of keys to values, found {_kind(value)}")

@@ -23,8 +23,8 @@ from relax.runtime.clock import LoopClock
 from relax.runtime.task import TaskSet
 from relax.services.media_row import COLUMNS as MEDIA_COLUMNS
 from relax.services.media_row import FetchedMedia, group_media_put, turn_media_cells
-from relax.services.play import EpisodeLimits
 from relax.services.plan import ROLES, make_plan
+from relax.services.play import EpisodeLimits
 from relax.services.roles.rollout import CONSUMER, Rollout, RolloutSettings
 from relax.services.subscription import subscriptions
 from relax.services.task import Task

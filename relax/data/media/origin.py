@@ -13,7 +13,7 @@ from pathlib import Path
 
 from relax.data.config import SourceConfig
 from relax.data.dataset import DataSet, Refusal
-from relax.data.media.reference import Held, MediaReader, raw_medium
+from relax.data.media.reference import Held, RecordMedia, raw_medium
 
 SCHEME = "record:"
 _KEPT_BYTES = 64 << 20
@@ -47,12 +47,12 @@ class Origins:
         """
         self._origin(dataset, config)
 
-    def reader(self, dataset: DataSet, config: SourceConfig, index: int) -> MediaReader:
+    def reader(self, dataset: DataSet, config: SourceConfig, index: int) -> RecordMedia:
         """What makes the references of record `index` of a source; `keep` it when the record was read."""
         origin = self._origin(dataset, config)
-        return MediaReader(f"{SCHEME}{origin.label}/{index}", None if self._has_roots else origin.home)
+        return RecordMedia(f"{SCHEME}{origin.label}/{index}", None if self._has_roots else origin.home)
 
-    def keep(self, reader: MediaReader) -> None:
+    def keep(self, reader: RecordMedia) -> None:
         """Remember what a record holds, for the reader of its media who comes soon."""
         size = sum(_num_bytes(held) for held in reader.held)
         if not reader.held or size > self._kept_bytes or reader.origin in self._recent:

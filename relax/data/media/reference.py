@@ -56,7 +56,7 @@ class Held:
 
 
 @dataclass
-class MediaReader:
+class RecordMedia:
     """Reads the media of one record. `home` is where relative paths start; None leaves that to the configured roots."""
 
     origin: str
@@ -203,7 +203,7 @@ class MediaReader:
 
 
 def read_media_lists(
-    reader: MediaReader, value: Mapping[str, Any], config: SourceConfig
+    reader: RecordMedia, value: Mapping[str, Any], config: SourceConfig
 ) -> dict[Modality, list[MediaPart]]:
     """The media under the keys of `media_keys`, by modality."""
     return {modality: reader.read_list(modality, key, value.get(key)) for modality, key in config.media_keys.items()}
@@ -218,7 +218,7 @@ def raw_media(value: Any, config: SourceConfig) -> list[Held]:
     """What a raw record holds itself, by the numbers that its references have. Raises Refusal."""
     if not isinstance(value, Mapping):
         raise Refusal("not a record", f"a {type(value).__name__} holds no media")
-    reader = MediaReader("")
+    reader = RecordMedia("")
     for key in message_keys(config):
         reader.lift(value.get(key))
     read_media_lists(reader, value, config)
