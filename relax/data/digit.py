@@ -4,7 +4,7 @@ The digits are real ones (scikit-learn's `load_digits`: 8x8 pixels, from NIST fo
 pitch points at one of them. Training and held-out records share no digit and no sound, whatever the seed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ def pointed_digits(
     seed: int,
     *,
     digits: int = 2,
-    classes: int = 10,
+    classes: int | Sequence[int] = 10,
     scale: int = 4,
     jitter: int = 0,
     seconds: float = 0.4,
@@ -42,15 +42,15 @@ def pointed_digits(
 ) -> Iterator[dict[str, Any]]:
     """Records {prompt: "<image><audio>p?", images: [PNG bytes], audios: [WAV bytes], reference: "3", kind: "point"}.
 
-    A picture holds `digits` different digits below `classes`, `scale` pixels for each of the data set's, each moved by up
-    to `jitter` pixels. `kinds` is kind -> share
-    (null: `point` alone); `held-out` records are the same for every seed. `blank` makes one medium say nothing (a black picture,
-    silence) and leaves the rest of each record as it is. Raises DataError for impossible arguments.
+    A picture holds `digits` different digits of `classes` (a list, or a number: those below it), `scale` pixels for each of the
+    data set's, each moved by up to `jitter` pixels. `kinds` is kind -> share (null: `point` alone); held-out records are the same
+    for every seed. `blank` makes one medium say nothing (a black picture, silence) and leaves the rest of each record as it is.
+    Raises DataError for impossible arguments.
     """
     count = DEFAULT_COUNT.get(split, 0) if count is None else count
     check_split("pointed_digits", split, count)
     check_range("pointed_digits", "digits", digits, 2, MAX_DIGITS)
-    check_range("pointed_digits", "classes", classes, digits, 10)
+    values = _values(classes, digits)
     check_range("pointed_digits", "scale", scale, 1, 16)
     check_range("pointed_digits", "jitter", jitter, 0, 4 * scale)
     if not 0.05 <= seconds <= 10:
@@ -58,13 +58,13 @@ def pointed_digits(
     if blank not in (None, "image", "audio"):
         raise DataError(f"pointed_digits: blank is {blank!r}, expected 'image', 'audio' or null")
     asked = weighted_kinds("pointed_digits", {"point": 1} if kinds is None else kinds, list(KINDS))
-    pictures = _pictures(split, classes, scale)
+    pictures = _pictures(split, values, scale)
     tones = [[_tone(place, digits, seconds, split, clip) for clip in range(CLIPS)] for place in range(digits)]
     silence = wav_bytes(np.zeros(round(seconds * RATE)), RATE)
     draw = Draw("pointed_digits", split, seed if split == "train" else 0)
     for _ in range(count):
         kind = draw.choice(asked)
-        shown = draw.distinct(range(classes), digits)
+        shown = draw.distinct(values, digits)
         picture = np.concatenate([_moved(draw.choice(pictures[digit]), jitter, draw) for digit in shown], axis=1)
         place = draw.below(digits)
         sound = draw.choice(tones[place])
@@ -78,15 +78,28 @@ def pointed_digits(
         }
 
 
-def _pictures(split: Split, classes: int, scale: int) -> list[list[npt.NDArray[np.uint8]]]:
+def _values(classes: int | Sequence[int], digits: int) -> list[int]:
+    """The digits that pictures show, ascending: one order, however they were listed."""
+    if isinstance(classes, int):
+        check_range("pointed_digits", "classes", classes, digits, 10)
+        return list(range(classes))
+    for value in classes:
+        check_range("pointed_digits", "classes", value, 0, 9)
+    values = sorted(set(classes))
+    if len(values) < len(classes) or len(values) < digits:
+        raise DataError(f"pointed_digits: classes is {list(classes)}, expected {digits} or more different digits")
+    return values
+
+
+def _pictures(split: Split, values: Sequence[int], scale: int) -> dict[int, list[npt.NDArray[np.uint8]]]:
     """For each digit its pictures, uint8 [8 * scale, 8 * scale]."""
     from PIL import Image
 
     images, labels = _data_set()
     span = range(TRAIN_DIGITS) if split == "train" else range(TRAIN_DIGITS, len(labels))
-    found: list[list[npt.NDArray[np.uint8]]] = [[] for _ in range(classes)]
+    found: dict[int, list[npt.NDArray[np.uint8]]] = {value: [] for value in values}
     for index in span:
-        if labels[index] < classes:
+        if labels[index] in found:
             drawn = Image.fromarray((images[index] * (255 / 16)).astype(np.uint8))
             found[labels[index]].append(np.asarray(drawn.resize((8 * scale, 8 * scale), Image.Resampling.BILINEAR)))
     return found

@@ -8,6 +8,9 @@ import time
 from relax.services.assembly import Assembly
 from relax.services.projection import Projection
 
+MEDIA_COUNTS = ("looked_at", "decoded", "memory_hits", "disk_hits")
+MEDIA_SECONDS = ("look", "decode", "features")
+
 
 class Meter:
     """Differences since the last step, so that warm-up and evaluation do not blur later steps."""
@@ -32,7 +35,19 @@ class Meter:
         if "pool" in self._assembly.__dict__:
             pool = self._assembly.pool
             metrics |= {"pool/killed": pool.killed, "pool/crashed": pool.crashed}  # type: ignore[attr-defined]
-        self._projection.measure(step, metrics)
+        self._projection.measure(step, {**metrics, **self._media()})
+
+    def _media(self) -> dict[str, float]:
+        """What reading media took so far; nothing in a run that reads text only."""
+        media = self._assembly.supply.media
+        if media is None:
+            return {}
+        store, counts = media.store, media.store.counts
+        metrics = {f"media/{name}": float(counts.get(name, 0)) for name in MEDIA_COUNTS}
+        metrics |= {f"media/{what}_s": float(store.seconds.get(what, 0.0)) for what in MEDIA_SECONDS}
+        engines = self._assembly.fleet.engines.values() if "fleet" in self._assembly.__dict__ else ()
+        encoded = sum(getattr(engine, "encoded_media", 0) for engine in engines)
+        return {**metrics, "media/refused": float(sum(store.refused.values())), "media/encoded": float(encoded)}
 
     async def _engines(self, elapsed: float) -> dict[str, float]:
         fleet = self._assembly.fleet

@@ -103,6 +103,10 @@ def test_jitter_moves_digits_and_classes_limit_them() -> None:
     assert (plain != moved).any()
     references = {record["reference"] for record in pointed_digits(0, classes=3, count=200)}
     assert references == {"0", "1", "2"}
+    assert {record["reference"] for record in pointed_digits(0, classes=[5, 2], count=200)} == {"2", "5"}
+    listed = [next(pointed_digits(0, classes=classes)) for classes in ([0, 2, 4, 5], [5, 4, 2, 0], [2, 0, 4, 5])]
+    assert listed[0] == listed[1] == listed[2]
+    assert next(pointed_digits(0, classes=list(range(4)))) == next(pointed_digits(0, classes=4))
 
 
 def test_without_scikit_learn_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +217,10 @@ def test_impossible_arguments_are_refused(generator: Any, args: Any) -> None:
     [
         (pointed_digits, {"digits": 1}),
         (pointed_digits, {"digits": 3, "classes": 2}),
+        (pointed_digits, {"classes": 11}),
+        (pointed_digits, {"classes": [3]}),
+        (pointed_digits, {"classes": [3, 3, 4]}),
+        (pointed_digits, {"classes": [3, 10]}),
         (pointed_digits, {"scale": 0}),
         (pointed_digits, {"jitter": 17}),
         (pointed_digits, {"seconds": 0}),

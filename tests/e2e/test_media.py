@@ -62,6 +62,11 @@ async def test_rule_mm5_every_modality_shares_steps_with_every_other(tmp_path: P
         assert ledger.staleness_violations({"warm-up": 0, "rl": 0}) == []
     gaps = [hub.metrics[step]["policy/logprob_gap_max"] for step in range(2, 5)]
     assert max(gaps) < 1e-4, "the engine's logprobs and the trainer's agree on every modality"
+    last = hub.metrics[4]
+    media_of_a_pass = 4 + 4 + 4 + 4 * 3
+    assert last["media/decoded"] <= media_of_a_pass + 3, "each medium once, whatever the number of siblings and stages"
+    assert last["media/memory_hits"] > last["media/decoded"]
+    assert last["media/encoded"] < 3 * last["media/decoded"], "siblings share what the engine encoded"
 
 
 async def test_rule_rr3_a_run_that_was_stopped_finds_its_media_again(tmp_path: Path) -> None:
