@@ -83,11 +83,9 @@ def _values(classes: int | Sequence[int], digits: int) -> list[int]:
     if isinstance(classes, int):
         check_range("pointed_digits", "classes", classes, digits, 10)
         return list(range(classes))
-    for value in classes:
-        check_range("pointed_digits", "classes", value, 0, 9)
-    values = sorted(set(classes))
+    values = sorted({value for value in classes if type(value) is int and 0 <= value <= 9})
     if len(values) < len(classes) or len(values) < digits:
-        raise DataError(f"pointed_digits: classes is {list(classes)}, expected {digits} or more different digits")
+        raise DataError(f"pointed_digits: classes is {classes!r}, expected {digits} or more different digits, 0 to 9")
     return values
 
 

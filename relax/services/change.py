@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule("training.microbatch_tokens", "free"),
     Rule("training.microbatch_encoder_tokens", "free"),
     Rule("training.backend.kept_encoder_tokens", "free"),
+    Rule("training.backend.share_prompts", "free"),
     Rule("training.backend.parts.*.lr", "told", "it takes effect with the next step; the optimizer's state goes on"),
     Rule("training.backend.activation_checkpointing", "free"),
     Rule("training.max_nonfinite_steps", "free"),

@@ -24,6 +24,14 @@ def group_media_put(group: GroupId, media: Sequence[Medium]) -> RowPut:
     return RowPut(group, {GROUP: pack_media(list(distinct.values())) if distinct else None})
 
 
+def group_media(fetched: Fetched, group: GroupId) -> tuple[Medium, ...] | None:
+    """What a group's own cell holds; None until somebody has written it."""
+    if not fetched.has(group, GROUP):
+        return None
+    cell: bytes | None = fetched.get(group, GROUP)
+    return () if cell is None else unpack_media(cell)
+
+
 def turn_media_cells(trajectory: Trajectory, shared: Sequence[Medium]) -> dict[str, Json]:
     """A trajectory's cells: the keys of what its segments hold, and the features that its group has not."""
     segments = trajectory.segments

@@ -71,6 +71,9 @@ class TorchConfig(BackendConfig):
     `language`, each trained or not, with a learning rate of its own if need be. Parts not named are trained like any model."""
     kept_encoder_tokens: Annotated[int, Field(ge=0)] = 65_536
     """Encoder tokens of media that are kept, as encoded, from step to step where nothing of their encoder is trained. 0: none."""
+    share_prompts: bool = True
+    """Siblings that answer the same prompt share its forward pass, where the model's attention can be told so (all layers see
+    everything before them). Gradients are the same; short answers to long prompts take a fraction of the time."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
 

@@ -5,14 +5,17 @@ meets the output layer, where the model can leave positions out.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from relax.model.family import Encoding
 from relax.model.logprob import entropy, token_logprobs
 from relax.model.media import media_inputs, row_positions
 from relax.training.encoder import Encoders, check_media
+from relax.training.lane import LaneLayout
 from relax.training.padding import PaddedBatch
 
 
@@ -28,6 +31,7 @@ class Policy(nn.Module):
         self.model = model
         self._allowed, self._temperature = allowed, temperature
         self._encoders = encoders
+        self.shares_prompts = takes_masks(model)
 
     def forward(self, batch: PaddedBatch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """float32[B, T] logprobs, 0 off the mask, and entropies or None; differentiable, also when nothing is masked in."""
@@ -44,6 +48,8 @@ class Policy(nn.Module):
     def _logits(self, batch: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """[N, V]: the logits of the position before each masked one, in row-major order; and 0 through encoders of no row here."""
         inputs, silence = self._inputs(batch)
+        if batch.lanes is not None:
+            return self._lane_logits(batch.lanes, inputs), silence
         before_BT = torch.zeros_like(batch.mask_BT)
         before_BT[:, :-1] = batch.mask_BT[:, 1:]
         chooses = accepts_positions(self.model)
@@ -56,14 +62,39 @@ class Policy(nn.Module):
         logits: Tensor = output.logits
         return (logits if chooses else logits[before_BT]), silence
 
+    def _lane_logits(self, lanes: LaneLayout, inputs: dict[str, Any]) -> Tensor:
+        """[N, V] likewise; a prompt's last token predicts the first of every answer, so its logits are taken several times."""
+        device = inputs["position_ids"].device
+        hidden = torch.from_numpy(~lanes.visible()).to(device)
+        attention = torch.zeros(hidden.shape, dtype=self.model.dtype, device=device).masked_fill_(hidden, float("-inf"))
+        before_N = torch.from_numpy(lanes.before_N).to(device)
+        kept, places_N = before_N.unique(return_inverse=True)
+        keep_BT = torch.zeros(lanes.token_ids_BT.shape, dtype=torch.bool, device=device)
+        keep_BT.view(-1)[kept] = True
+        chooses = accepts_positions(self.model)
+        output = self.model(
+            **inputs,
+            attention_mask=attention.unsqueeze(1),
+            use_cache=False,
+            **({"logits_to_keep": keep_BT} if chooses else {}),
+        )
+        logits: Tensor = output.logits if chooses else output.logits[keep_BT]
+        return logits[places_N]
+
     def _inputs(self, batch: PaddedBatch) -> tuple[dict[str, Any], Tensor | None]:
         if self._encoders is None:
             for row in batch.rows:
                 if row.media:
                     check_media(None, row)
-            return {"input_ids": batch.token_ids_BT, "position_ids": batch.positions_BT}, None
+            if batch.lanes is None:
+                return {"input_ids": batch.token_ids_BT, "position_ids": batch.positions_BT}, None
+            lanes, device = batch.lanes, batch.token_ids_BT.device
+            token_ids = torch.from_numpy(lanes.token_ids_BT).to(device)
+            return {"input_ids": token_ids, "position_ids": torch.from_numpy(lanes.source_BT).to(device)}, None
         encoded = self._encoders.encode(self.model, batch.rows)
         family = self._encoders.family
+        if batch.lanes is not None:
+            return self._lane_inputs(batch, batch.lanes, encoded.rows), encoded.silence
         height, width = batch.token_ids_BT.shape
         # An empty micro-batch is one row of padding, which no row of it speaks for.
         inputs = media_inputs(self.model, family, batch.token_ids_BT, encoded.rows or [[]] * height)
@@ -71,6 +102,27 @@ class Policy(nn.Module):
         if not batch.rows:
             positions = positions.new_zeros(3, height, width)
         return {**inputs, "position_ids": positions.to(batch.token_ids_BT.device)}, encoded.silence
+
+    def _lane_inputs(
+        self, batch: PaddedBatch, lanes: LaneLayout, encodings: Sequence[Sequence[Encoding]]
+    ) -> dict[str, Any]:
+        """A lane has the media of its first row, all of them in the shared prompt; each token has the position of its own row."""
+        assert self._encoders is not None
+        family, device = self._encoders.family, batch.token_ids_BT.device
+        token_ids = torch.from_numpy(lanes.token_ids_BT).to(device)
+        inputs = media_inputs(self.model, family, token_ids, [encodings[lane.rows[0]] for lane in lanes.lanes])
+        by_row = row_positions(family, [(row.token_ids, row.media) for row in batch.rows])
+        positions = by_row[:, torch.from_numpy(lanes.owner_BT), torch.from_numpy(lanes.source_BT)]
+        return {**inputs, "position_ids": positions.to(device)}
+
+
+def takes_masks(model: Any) -> bool:
+    """Whether the model's attention takes a mask of its own for every token: it sees all of them, and by a kernel that can."""
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"]
+    has_window = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True)
+    plain = set(kinds) == {"full_attention"} and not (has_window and not getattr(text, "layer_types", None))
+    return plain and getattr(model.config, "_attn_implementation", None) in ("sdpa", "eager")
 
 
 def accepts_positions(model: Any) -> bool:

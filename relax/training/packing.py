@@ -3,12 +3,13 @@
 Called by the trainer and reference roles. Every row lands in exactly one micro-batch; gradients do not depend on the cut (LO1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from relax.core.batch import MicroBatch, Shards, TrainRow
 from relax.core.error import InvariantError
-from relax.core.id import RowId, parent_of
+from relax.core.id import RowId, group_of, parent_of
+from relax.training.lane import lane_tokens
 
 MERGED = 4
 """Tokens of an image's or a video's encoder for one of the language model, in encoders that merge 2 x 2 patches."""
@@ -28,7 +29,8 @@ def pack(
 
     The distinct media of a micro-batch have at most `encoder_budget` encoder tokens; None is four times `token_budget`, which
     suits encoders that merge 2 x 2 patches into a token. Rows are sorted by length, then id, so that little is padding; where it
-    is cheaper in padded and encoder tokens together, rows that share media lie side by side instead. `in_order` cuts in id order
+    is cheaper in padded and encoder tokens together, siblings, which may share the forward pass of their prompt, or rows that share
+    media lie side by side instead. `in_order` cuts in id order
     (DE2). With `whole_trajectories` the rows of a trajectory stay in one micro-batch, for a loss that looks at all of them at
     once. A row or trajectory over a budget goes alone, or with others of the same media.
     """
@@ -39,8 +41,9 @@ def pack(
     if in_order:
         return _cut(units, token_budget, limit)
     cuts = [_cut(sorted(units, key=_by_length), token_budget, limit)]
+    cuts.append(_cut(_side_by_side(units, lambda unit: group_of(unit[0].id)), token_budget, limit))
     if any(row.media for row in rows):
-        cuts.append(_cut(_side_by_side(units), token_budget, limit))
+        cuts.append(_cut(_side_by_side(units, _first_medium), token_budget, limit))
     return min(cuts, key=lambda batches: sum(map(cost, batches)))
 
 
@@ -74,12 +77,15 @@ def _by_length(unit: _Unit) -> tuple[int, ...]:
     return (max(len(row) for row in unit), *id_order(unit[0].id))
 
 
-def _side_by_side(units: Sequence[_Unit]) -> list[_Unit]:
-    """Units whose first medium is the same next to each other, each such run placed and sorted by length."""
+def _first_medium(unit: _Unit) -> str:
+    return next(iter(distinct_media(unit)), unit[0].id)
+
+
+def _side_by_side(units: Sequence[_Unit], key: Callable[[_Unit], str]) -> list[_Unit]:
+    """Units of one key next to each other, each such run placed and sorted by length."""
     runs: dict[str, list[_Unit]] = {}
     for unit in sorted(units, key=_by_length):
-        first = next(iter(distinct_media(unit)), unit[0].id)
-        runs.setdefault(first, []).append(unit)
+        runs.setdefault(key(unit), []).append(unit)
     return [unit for run in sorted(runs.values(), key=lambda run: _by_length(run[-1])) for unit in run]
 
 
@@ -112,8 +118,8 @@ def distinct_media(batch: Sequence[TrainRow]) -> dict[str, int]:
 
 
 def cost(batch: MicroBatch) -> int:
-    """Padded tokens, and the tokens that its encoders work through."""
-    return padded_tokens(batch) + sum(distinct_media(batch).values())
+    """Padded tokens where siblings share their prompt, and the tokens that its encoders work through."""
+    return lane_tokens(batch) + sum(distinct_media(batch).values())
 
 
 def id_order(row: RowId) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Called by torch backends. Rows are copied, never modified; whatever stands off t
 cannot reach a loss (LO4).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from relax.core.batch import MicroBatch, TrainRow
 from relax.core.completion import Floats, frozen
 from relax.core.error import InvariantError
+from relax.training.lane import LaneLayout, find_lanes, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PaddedBatch:
     """B >= 1 rows of T >= 1 positions, padded on the right.
 
     `attention_BT` is 1 on the rows' tokens; weights and columns are 0 off the mask. `rows` are those that were padded, with their
-    media; none where the micro-batch was empty.
+    media; none where the micro-batch was empty. `lanes` is how the model sees them, where that is not row by row.
     """
 
     token_ids_BT: Tensor
@@ -33,11 +34,20 @@ class PaddedBatch:
     weights_BT: Tensor
     columns: Mapping[str, Tensor]
     rows: MicroBatch = ()
+    lanes: LaneLayout | None = None
 
 
-def pad_batch(batch: MicroBatch, columns: Sequence[str], pad_id: int, device: torch.device) -> PaddedBatch:
+def pad_batch(
+    batch: MicroBatch,
+    columns: Sequence[str],
+    pad_id: int,
+    device: torch.device,
+    shares_prompts: bool = False,
+    media_ids: Collection[int] = (),
+) -> PaddedBatch:
     """Pad a micro-batch to its longest row. An empty one becomes a single padding token with nothing masked in (LO4).
 
+    With `shares_prompts` siblings get lanes; `media_ids` are the placeholders of media.
     Raises InvariantError for a row whose arrays disagree, that lacks a column, or that masks in its first position.
     """
     for row in batch:
@@ -57,7 +67,14 @@ def pad_batch(batch: MicroBatch, columns: Sequence[str], pad_id: int, device: to
         _tensor(_masked(shape, [row.weights for row in batch], mask, np.float32), device),
         {name: _tensor(_column(shape, name, batch, mask), device) for name in columns},
         batch,
+        _lanes(batch, pad_id, media_ids) if shares_prompts else None,
     )
+
+
+def _lanes(batch: MicroBatch, pad_id: int, media_ids: Collection[int]) -> LaneLayout | None:
+    """None where no row shares anything: rows as they are need no mask of their own."""
+    lanes = find_lanes(batch, media_ids)
+    return lay_out(batch, lanes, pad_id) if len(lanes) < len(batch) else None
 
 
 def unpad(values_BT: Tensor, batch: MicroBatch) -> list[Floats]:

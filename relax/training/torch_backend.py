@@ -63,6 +63,8 @@ class TorchBackend:
         self._encoders = None if family is None else Encoders(family, config.kept_encoder_tokens, self.num_replicas > 1)
         allowed = torch.tensor(vocabulary.allowed, device=device)
         self._policy = Policy(self._trained.model, allowed, temperature, self._encoders)
+        self._shares_prompts = config.share_prompts and self._policy.shares_prompts
+        self._media_ids = () if family is None else tuple(family.placeholders.values())
         self._parameters = _trained_parameters(self._trained.model)
         owners = parameter_parts(self._trained.model, family)
         self._own_rates = own_rates(owners, self._parameters.values(), config.parts)
@@ -166,7 +168,7 @@ class TorchBackend:
         return shards
 
     def _pad(self, batch: MicroBatch, columns: tuple[str, ...]) -> PaddedBatch:
-        return pad_batch(batch, columns, self._pad_id, self._device)
+        return pad_batch(batch, columns, self._pad_id, self._device, self._shares_prompts, self._media_ids)
 
     def _accumulate(self, batch: MicroBatch, loss: LossFn) -> ForwardBackward:
         padded = self._pad(batch, tuple(loss.columns))
@@ -183,7 +185,7 @@ class TorchBackend:
             value,
             float(padded.weights_BT.sum(dtype=torch.float64)),
             int(padded.mask_BT.sum()),
-            {**output.measures, **_token_measures(batch), **self._encoder_measures()},
+            {**output.measures, **_token_measures(padded), **self._encoder_measures()},
             math.isfinite(value),
         )
 
@@ -223,12 +225,12 @@ class TorchBackend:
             parameter.grad = None
 
 
-def _token_measures(batch: MicroBatch) -> dict[str, Measure]:
-    """Real tokens of a micro-batch, and the share of padded positions among all of them."""
-    if not batch:
+def _token_measures(batch: PaddedBatch) -> dict[str, Measure]:
+    """Real tokens that went through the model, and the share of padded positions among all of them."""
+    if not batch.rows:
         return {}
-    tokens = sum(len(row) for row in batch)
-    positions = len(batch) * max(len(row) for row in batch)
+    lengths = [lane.length for lane in batch.lanes.lanes] if batch.lanes else [len(row) for row in batch.rows]
+    tokens, positions = sum(lengths), len(lengths) * max(lengths)
     padding = {"training/padding/share": Measure(positions - tokens, positions)} if positions else {}
     return {"training/tokens/forward": Measure(tokens, 1.0, "sum"), **padding}
 

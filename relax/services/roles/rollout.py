@@ -19,7 +19,7 @@ from relax.core.protocol import Generate, Renderer
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.media_row import GROUP as MEDIA
-from relax.services.media_row import group_media_put, read_prompt_media
+from relax.services.media_row import group_media, group_media_put, read_prompt_media
 from relax.services.play import EpisodeLimits, Player
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
@@ -50,7 +50,7 @@ class GroupRun:
     lease: str
     remaining: int
     media: tuple[Medium, ...] | None = None
-    """What the group's own cell holds; None in a run that reads no media."""
+    """What the group's own cell holds; None until it is written, and in a run that reads no media."""
     finished: list[RowPut] = field(default_factory=list)
     """Rows that the next put writes."""
 
@@ -82,30 +82,30 @@ class Rollout:
     async def _dispatch(self, receipt: Receipt, siblings: TaskSet) -> None:
         group = GroupId(receipt.ids[0])
         try:
-            fetched = await self._bus.fetch(receipt)
+            # What an interrupted run left in the group's cell stays there, also if its media would be read otherwise now.
+            fetched = await self._bus.fetch(receipt, ("prompt",) if self._media is None else ("prompt", MEDIA))
             written = await self._bus.written(receipt.lease)
             missing = self._missing(group, written)
             if not missing:
-                await self._bus.ack(receipt.lease)
+                return await self._bus.ack(receipt.lease)
         except LateError:
-            return  # the group ended, or its lease ran out, between the take and now
-        run = GroupRun(group, prompt_from_json(fetched.get(group, "prompt")), receipt.lease, len(missing))
+            return None  # the group ended, or its lease ran out, between the take and now
+        prompt, held = prompt_from_json(fetched.get(group, "prompt")), group_media(fetched, group)
+        run = GroupRun(group, prompt, receipt.lease, len(missing), held)
         if self._media is None:
-            await self._start(run, missing, siblings)
-        else:
-            await self._preparing.acquire()  # no deadline: looking at a prompt's media has one
-            has_cell = MEDIA in written.get(group, ())
-            siblings.start(f"{group} media", self._prepare(self._media, run, missing, siblings, has_cell))
+            return await self._start(run, missing, siblings)
+        await self._preparing.acquire()  # no deadline: looking at a prompt's media has one
+        siblings.start(f"{group} media", self._prepare(self._media, run, missing, siblings))
+        return None
 
-    async def _prepare(
-        self, media: MediaReader, run: GroupRun, missing: Sequence[int], siblings: TaskSet, has_cell: bool
-    ) -> None:
+    async def _prepare(self, media: MediaReader, run: GroupRun, missing: Sequence[int], siblings: TaskSet) -> None:
         """Read the prompt's media, once for all siblings, and put them on the bus; a bad one ends the group (MM2, MM3)."""
         try:
             async with asyncio.timeout(self._tasks[run.prompt.task].timeout_s):
-                run.prompt, run.media = await read_prompt_media(media, run.prompt)
-            if not has_cell:
-                await self._bus.put([group_media_put(run.group, run.media)], run.lease)
+                run.prompt, read = await read_prompt_media(media, run.prompt)
+            if run.media is None:
+                run.media = read
+                await self._bus.put([group_media_put(run.group, read)], run.lease)
         except TimeoutError:
             return await self._controller.end(run.group, "failed", "media: not read within the task's timeout_s")
         except DataError as error:
