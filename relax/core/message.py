@@ -24,7 +24,7 @@ class MediaPart:
     """A reference to an image, a sound or a video: where it lies, how to decode it (`options`, from the record or the source).
 
     `digest` (of its content) and `facts` (what its metadata say: size, frames, seconds) are empty until the medium was looked at,
-    which happens before its prompt is admitted.
+    which the role that serves its prompt sees to.
     """
 
     type: Literal["image", "audio", "video"]

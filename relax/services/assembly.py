@@ -168,9 +168,9 @@ class Assembly:
 
     def copy_model(self) -> Any:
         """A second copy of the policy as it is now."""
+        backend = self.backend  # first: it puts the model on its device, and engines follow it there
         model = copy.deepcopy(self._model)
-        if "backend" in self.__dict__:
-            copy_tensors(self.backend.export(), model)  # what it trains may be an adapter beside the model
+        copy_tensors(backend.export(), model)  # what it trains may be an adapter beside the model
         return model
 
     @property
@@ -189,6 +189,7 @@ class Assembly:
             grad_clip=config.training.grad_clip,
             deterministic=config.run.deterministic,
             tokenizer_path=self._tokenizer_path,
+            processor_path=self._model_path,
             base=self._model_origin,
             family=self.family,
         )

@@ -9,7 +9,7 @@ from relax.services.assembly import Assembly
 from relax.services.projection import Projection
 
 MEDIA_COUNTS = ("looked_at", "decoded", "memory_hits", "disk_hits")
-MEDIA_SECONDS = ("look", "decode", "features")
+MEDIA_SECONDS = ("fetch", "look", "decode", "features")
 
 
 class Meter:

@@ -51,6 +51,7 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "media/disk_hits": Metric("media", "media whose features came from the cache on disk"),
     "media/refused": Metric("media", "times that a medium was refused; each record is in the quarantine (MM3)"),
     "media/encoded": Metric("media", "media that went through the engines' encoders"),
+    "media/fetch_s": Metric("s", "seconds that reading, hashing and downloading content took"),
     "media/look_s": Metric("s", "seconds that calls reading headers took, waiting for a process included"),
     "media/decode_s": Metric("s", "seconds that decoding calls took, waiting for a process included"),
     "media/features_s": Metric("s", "seconds that threads took to make features of what was decoded"),

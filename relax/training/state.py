@@ -22,9 +22,9 @@ from relax.training.file import quiet_saving
 from relax.training.trained import CapturedModel
 
 FORMAT = 1
+PROCESSOR_FILES = ("*processor_config.json",)
 TOKENIZER_FILES = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "*processor_config.json",
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", *PROCESSOR_FILES,
 )  # fmt: skip
 
 
@@ -96,20 +96,28 @@ class CapturedBackend:
 
     model: CapturedModel
     training: TrainingState
-    tokenizer_path: Path | None
+    companions: tuple[Path, ...]
+    """Files that make the model a whole: those of its tokenizer and of its processor."""
 
     def write(self, path: str) -> None:
-        """Into folder `path`: the model as other tools read it, the tokenizer's files, and `training/` with everything else.
+        """Into folder `path`: the model as other tools read it, its companions, and `training/` with everything else.
 
         May run on any thread. Raises OSError when the disk does not take it.
         """
         folder = Path(path)
         self.model.write(folder)
         self.training.write(folder)
-        if self.tokenizer_path is not None:
-            sources = (file for pattern in TOKENIZER_FILES for file in self.tokenizer_path.glob(pattern))
-            for source in sorted(sources):
-                shutil.copyfile(source, folder / source.name)
+        for source in self.companions:
+            shutil.copyfile(source, folder / source.name)
+
+
+def companion_files(tokenizer_path: Path | None, processor_path: Path | None) -> tuple[Path, ...]:
+    """The files of a tokenizer's folder, and the processor's settings of the model's own, which go before a tokenizer's."""
+    found: dict[str, Path] = {}
+    for folder, patterns in ((tokenizer_path, TOKENIZER_FILES), (processor_path, PROCESSOR_FILES)):
+        for pattern in patterns if folder is not None else ():
+            found |= {file.name: file for file in folder.glob(pattern)}  # type: ignore[union-attr]
+    return tuple(found[name] for name in sorted(found))
 
 
 def capture_training(

@@ -36,7 +36,8 @@ class TorchBackend:
     """A `TrainBackend`. `temperature` is the rollout's (TK5); `grad_clip` bounds the global norm of the scaled gradient.
 
     `model` is moved to the configured device and trained in place, or shared with an adapter (`lora`). `base` is what it takes to
-    load it again. `tokenizer_path` is a folder whose tokenizer files go into every capture. `deterministic` uses torch's
+    load it again. `tokenizer_path` is a folder whose tokenizer files go into every capture, `processor_path` one whose processor's
+    do. `deterministic` uses torch's
     deterministic kernels in the whole process and insists on one thread (DE2). `family` is that of a model that reads media.
     """
 
@@ -51,6 +52,7 @@ class TorchBackend:
         grad_clip: float | None = 1.0,
         deterministic: bool = False,
         tokenizer_path: Path | None = None,
+        processor_path: Path | None = None,
         base: ModelOrigin | None = None,
         family: Family | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class TorchBackend:
         self._own_rates = own_rates(owners, self._parameters.values(), config.parts)
         self._grad_clip = grad_clip
         self._deterministic = deterministic
-        self._tokenizer_path = tokenizer_path
+        self._companions = state.companion_files(tokenizer_path, processor_path)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: Schedule = lambda step: 1.0
         self._rates: list[float] = []
@@ -140,7 +142,7 @@ class TorchBackend:
     def capture(self) -> state.CapturedBackend:
         """A copy in CPU memory of all that `load` needs; call it between steps, for gradients are not in it."""
         training = state.capture_training(self._begun(), self._parameters, self._settings, self._counters)
-        return state.CapturedBackend(self._trained.capture(), training, self._tokenizer_path)
+        return state.CapturedBackend(self._trained.capture(), training, self._companions)
 
     def load(self, path: str) -> None:
         """Go on exactly where `capture` left off; call `begin` first, with the stage's nodes.

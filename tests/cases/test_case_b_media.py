@@ -59,7 +59,7 @@ async def test_case_b5_a_group_whose_media_changed_while_it_was_interrupted_is_w
     async with asyncio.timeout(20):
         async with TaskSet("before") as before:
             before.start("rollout", role_of(world, HalfEngine(), Reader()).run(), endless=True)
-            while (await bus.status()).rows < 1 + 2 * 3:
+            while (await bus.status()).rows < 1 + 2 * 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         await bus.drop_holder(CONSUMER)
         async with TaskSet("after") as after:

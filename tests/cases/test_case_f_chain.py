@@ -18,7 +18,18 @@ from relax.model.media import media_inputs, row_positions
 from tests.cases.media_chain import KEYS, Chain, NoPool, bits, features, model_of
 from tests.data import media_sample as sample
 
-SPELLED = ("", "?", "See ", "\n", " a<b ", "<image", "<|image_pad|>", "<|vision_start|><|video_pad|>", "<|im_end|>\n", "pad|>")
+SPELLED = (
+    "",
+    "?",
+    "See ",
+    "\n",
+    " a<b ",
+    "<image",
+    "<|image_pad|>",
+    "<|vision_start|><|video_pad|>",
+    "<|im_end|>\n",
+    "pad|>",
+)
 
 
 @dataclass(frozen=True)

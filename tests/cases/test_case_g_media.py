@@ -1,6 +1,7 @@
 """Cases of section G (data) with media: sources of every kind, from their files to features, with the recipes' omni model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ async def test_case_g1_rows_of_text_and_of_pictures_keep_their_order_through_bot
             found[prompt.key.record] = await tokens(chain, prompt)
     assert found == {0: 0, 1: 2, 2: 3, 3: 0, 4: 5, 6: 0, 8: 9}
     assert len(chain.refused()) == 2
-    reader = build_reader(
-        config, renderer=chain.renderer, rules=chain.rules, quarantine=chain.quarantine, seed=0
-    )
+    reader = build_reader(config, renderer=chain.renderer, rules=chain.rules, quarantine=chain.quarantine, seed=0)
     stream = PromptStream(reader, seed=0)
     assert [next(stream).key.record for _ in range(9)] == [0, 1, 2, 3, 4, 5, 6, 8, 0]
 
@@ -73,6 +72,7 @@ async def test_case_g1_rows_of_text_and_of_pictures_keep_their_order_through_bot
 @pytest.mark.parametrize("kind", ["parquet", "datasets"])
 async def test_case_g3_keys_that_columns_add_to_parts_are_no_media(tmp_path: Path, kind: str) -> None:
     """A struct of columns gives every part the keys of all: a text with `image: null` holds none, and options stay where they were."""
+
     def text(words: str) -> dict[str, Any]:
         return {"type": "text", "text": words, "image": None, "audio": None, "max_pixels": None}
 
@@ -82,7 +82,12 @@ async def test_case_g3_keys_that_columns_add_to_parts_are_no_media(tmp_path: Pat
 
     sound = {"bytes": sample.encode_sound(sample.tone(4000)), "path": None}
     heard = {"type": "audio", "text": None, "image": None, "audio": sound, "max_pixels": None}
-    contents = [[text("1?")], [shown(3, None), text("2?")], [heard, text("3?")], [shown(3, 64), shown(1, None), text("4?")]]
+    contents = [
+        [text("1?")],
+        [shown(3, None), text("2?")],
+        [heard, text("3?")],
+        [shown(3, 128), shown(1, None), text("4?")],
+    ]
     records = [
         {"messages": [{"role": "user", "content": content}], "reference": str(number), "extra_info": None}
         for number, content in enumerate(contents)
@@ -97,10 +102,15 @@ async def test_case_g3_keys_that_columns_add_to_parts_are_no_media(tmp_path: Pat
     chain = Chain(tmp_path)
     prompts = read(chain, source_config(type=kind, path=str(path)))
     assert [prompt.messages[0].text for prompt in prompts] == ["1?", "2?", "3?", "4?"]
-    assert [[part.type for part in prompt.messages[0].media] for prompt in prompts] == [[], ["image"], ["audio"], ["image"] * 2]
-    assert [dict(part.options) for part in prompts[3].messages[0].media] == [{"max_pixels": 64}, {}]
+    assert [[part.type for part in prompt.messages[0].media] for prompt in prompts] == [
+        [],
+        ["image"],
+        ["audio"],
+        ["image"] * 2,
+    ]
+    assert [dict(part.options) for part in prompts[3].messages[0].media] == [{"max_pixels": 128}, {}]
     assert [prompt.metadata for prompt in prompts] == [{}] * 4
-    assert [await tokens(chain, prompt) for prompt in prompts] == [0, 4, 0, 1 + 2]
+    assert [await tokens(chain, prompt) for prompt in prompts] == [0, 4, 0, 2 + 2]
 
 
 @pytest.mark.parametrize("given", ["set", "set/*.jsonl", "set/a.jsonl", "**/*.jsonl"])
@@ -128,9 +138,7 @@ async def test_case_g6_a_data_set_smaller_than_a_batch_decodes_each_medium_once(
     lines = [{"prompt": "<image>", "images": [f"{number}.png"], "reference": "1"} for number in range(3)]
     config = source_config(path=str(write_lines(tmp_path / "a.jsonl", *lines)), media_keys={"image": "images"})
     chain = Chain(tmp_path)
-    reader = build_reader(
-        config, renderer=chain.renderer, rules=chain.rules, quarantine=chain.quarantine, seed=0
-    )
+    reader = build_reader(config, renderer=chain.renderer, rules=chain.rules, quarantine=chain.quarantine, seed=0)
     stream = PromptStream(reader, seed=0)
     batch = [next(stream) for _ in range(8)]
     assert len({prompt.key for prompt in batch}) == 8
@@ -152,8 +160,6 @@ def test_case_g8_no_key_of_a_part_is_ignored(tmp_path: Path, part: dict[str, Any
     chain = Chain(tmp_path)
     assert chain.prompts({"messages": [{"role": "user", "content": [part]}]}) == [None]
     (found,) = chain.refused()
-    import re
-
     assert re.match(reason, found), found
 
 
@@ -195,7 +201,11 @@ async def test_case_g9_a_prompt_may_be_a_picture_alone_and_a_number_its_label(tm
 
 async def test_columns_of_every_modality_are_the_features_of_the_same_records_as_lines(tmp_path: Path) -> None:
     """Parquet with structs of bytes, and lines that name files."""
-    files = {"image": picture(3), "audio": sample.encode_sound(sample.tone(4000)), "video": sample.encode_video(sample.clip(4, 16, 16), 2)}
+    files = {
+        "image": picture(3),
+        "audio": sample.encode_sound(sample.tone(4000)),
+        "video": sample.encode_video(sample.clip(4, 16, 16), 2),
+    }
     for modality, content in files.items():
         (tmp_path / modality).write_bytes(content)
     text = "<image>, <audio> and <video>"

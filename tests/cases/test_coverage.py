@@ -34,14 +34,11 @@ RULES = {
     "de": "1 2 3", "dt": "1 2 3 4", "tk": "1 2 3 4 5 6", "mm": "1 2 3 4 5 6", "lo": "1 2 3 4 5 6 7", "se": "1 2 3 4",
 }  # fmt: skip
 
-MEDIA = "no model reads images, audio or video yet; a record with such parts goes to quarantine"
 TURNS = "no two roles share a device yet"
 CASES_WITHOUT_CODE: Mapping[str, str] = {
     "b9": "there is no critic beside the actor; the optimizer is restored with its model (B7, RR3)",
     "c11": "trainer and engines are one process each, so there are no two worlds of different size",
     "d15": "no sequence or context parallelism: a sequence is computed whole by one process",
-    "f1": MEDIA, "f4": MEDIA, "f5": MEDIA, "f7": MEDIA, "f8": MEDIA, "f9": MEDIA, "f10": MEDIA, "f11": MEDIA, "f13": MEDIA,
-    "f15": MEDIA,
     "i1": "no tool is called for a model yet",
     "i3": "no gateway or proxy stands between an agent and the engines",
     "i4": "no turn is streamed",
@@ -51,7 +48,6 @@ CASES_WITHOUT_CODE: Mapping[str, str] = {
 RULES_WITHOUT_CODE: Mapping[str, str] = {
     "rr1": "roles have no processes of their own: the run is the unit of failure, which RR3 is about",
     "dt1": TURNS, "dt2": TURNS, "dt3": TURNS, "dt4": TURNS,
-    "mm1": MEDIA, "mm2": MEDIA, "mm3": MEDIA, "mm5": MEDIA, "mm6": MEDIA,
 }  # fmt: skip
 """Each may only leave these tables: with its first test, which `test_no_reason_is_stale` then asks for."""
 

@@ -13,7 +13,7 @@ from relax.services.metric import METRICS, metric_of, split_numbers
 EMITTERS = (
     "services/statistic.py",
     "services/tally.py", "services/projection.py", "services/meter.py", "services/roles/trainer.py",
-    "services/pass_rate.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py",
+    "services/pass_rate.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py", "training/encoder.py",
     "algorithms/supervised.py", "algorithms/loss.py", "algorithms/gap.py",
 )  # fmt: skip
 READERS = (

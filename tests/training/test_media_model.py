@@ -161,3 +161,23 @@ def test_an_adapter_is_exported_and_captured(kind: str, tmp_path: Path) -> None:
 
 def test_every_kind_has_its_own_architecture() -> None:
     assert len({type(make_model(kind)) for kind in KINDS}) == len({model_folder(kind) for kind in KINDS}) == 5
+
+
+def test_processor_settings_come_from_the_model_whatever_folder_the_tokenizer_lies_in(tmp_path: Path) -> None:
+    from relax.training.state import companion_files
+
+    tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
+    for folder, names in (
+        (tokenizer, ("tokenizer.json", "preprocessor_config.json")),
+        (model, ("tokenizer.json", "preprocessor_config.json", "video_preprocessor_config.json", "config.json")),
+    ):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    found = {file.name: file.read_text() for file in companion_files(tokenizer, model)}
+    assert found == {
+        "tokenizer.json": "tokenizer",
+        "preprocessor_config.json": "model",
+        "video_preprocessor_config.json": "model",
+    }
+    assert companion_files(None, None) == ()
