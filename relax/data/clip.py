@@ -31,6 +31,7 @@ def moving_shapes(
     *,
     kinds: Mapping[str, int] | None = None,
     size: int = 32,
+    side: int | None = None,
     frames: int = 8,
     fps: float = 4.0,
     split: Split = "train",
@@ -39,12 +40,15 @@ def moving_shapes(
 ) -> Iterator[dict[str, Any]]:
     """Records {prompt: "<video>d?", videos: [{array: uint8 [F, H, W, 3], fps: 4.0}], reference: "l", kind: "direction"}.
 
-    `kinds` is kind -> share (null: all alike); held-out records are the same for every seed. `blank` makes every frame dark and
-    leaves the rest of each record as it is. Raises DataError for impossible arguments.
+    `kinds` is kind -> share (null: all alike); held-out records are the same for every seed. The square is `side` pixels high and
+    wide (null: a quarter of `size`; half of it is learnt far sooner). `blank` makes every frame dark and leaves the rest of each
+    record as it is. Raises DataError for impossible arguments.
     """
     count = DEFAULT_COUNT.get(split, 0) if count is None else count
     check_split("moving_shapes", split, count)
     check_range("moving_shapes", "size", size, 16, 256)
+    side = size // 4 if side is None else side
+    check_range("moving_shapes", "side", side, 1, size // 2)
     check_range("moving_shapes", "frames", frames, 2 * MAX_COUNT, 64)
     if not 0 < fps <= 60:
         raise DataError(f"moving_shapes: fps is {fps}, expected more than 0 and at most 60")
@@ -52,11 +56,13 @@ def moving_shapes(
         raise DataError(f"moving_shapes: blank is {blank!r}, expected 'video' or null")
     asked = weighted_kinds("moving_shapes", dict.fromkeys(KINDS, 1) if kinds is None else kinds, list(KINDS))
 
+    drawn_side = () if side == size // 4 else (side,)  # clips of the usual square stay in the split that they were in
+
     def drawn(draw: Draw) -> tuple[tuple[str, str, Frames], Any]:
         kind = draw.choice(asked)
         clip = np.full((frames, size, size, 3), 16, dtype=np.uint8)
-        answer, identity = _DRAWN[kind](draw, clip)
-        return (kind, answer, clip), (kind, size, frames, *identity)
+        answer, identity = _DRAWN[kind](draw, clip, side)
+        return (kind, answer, clip), (kind, size, frames, *drawn_side, *identity)
 
     for kind, answer, clip in scenes("moving_shapes", seed, split, count, drawn):
         if blank == "video":
@@ -69,21 +75,20 @@ def moving_shapes(
         }
 
 
-def _direction(draw: Draw, clip: Frames) -> tuple[str, tuple[Any, ...]]:
+def _direction(draw: Draw, clip: Frames, side: int) -> tuple[str, tuple[Any, ...]]:
     """A square that moves on and comes back in at the other side, so that no single place tells where it goes."""
     frames, size = clip.shape[:2]
     answer, colour = draw.choice(list(DIRECTIONS)), draw.choice(list(COLOURS))
     top, left, step = draw.below(size), draw.below(size), 2 + draw.below(MAX_STEP - 1)
     down, right = DIRECTIONS[answer]
     for index in range(frames):
-        _paint(clip[index], top + down * step * index, left + right * step * index, size // 4, colour)
+        _paint(clip[index], top + down * step * index, left + right * step * index, side, colour)
     return answer, (answer, colour, top, left, step)
 
 
-def _count(draw: Draw, clip: Frames) -> tuple[str, tuple[Any, ...]]:
+def _count(draw: Draw, clip: Frames, side: int) -> tuple[str, tuple[Any, ...]]:
     """A square that appears 1 to MAX_COUNT times, a frame or more apart, always elsewhere."""
     frames, size = clip.shape[:2]
-    side = size // 4
     number = 1 + draw.below(MAX_COUNT)
     # Slots of two frames, the second of them dark, so that two appearances never run together.
     slots = sorted(draw.distinct(range(frames // 2), number))
@@ -96,10 +101,9 @@ def _count(draw: Draw, clip: Frames) -> tuple[str, tuple[Any, ...]]:
     return str(number), (colour, *places)
 
 
-def _order(draw: Draw, clip: Frames) -> tuple[str, tuple[Any, ...]]:
+def _order(draw: Draw, clip: Frames, side: int) -> tuple[str, tuple[Any, ...]]:
     """Two squares of different colours, one in the first half of the clip and the other in the second."""
     frames, size = clip.shape[:2]
-    side = size // 4
     half = frames // 2
     colours = draw.distinct(list(COLOURS), 2)
     places = []

@@ -26,6 +26,9 @@ TASKS = {
     "relax/services/timeline.py": "the write under way, awaited by the next one and by close",
     "relax/engines/torch/engine.py": "the loop that decodes: its end fails the requests, and close awaits it",
     "relax/engines/emulated.py": "a timer, awaited or cancelled where it was made",
+    "relax/data/media/batch.py": "a process's worth of calls: what becomes of each is told to its caller, and close awaits the rest",
+    "relax/data/media/flight.py": "one medium that many ask for: each caller awaits it, and close cancels and awaits what is left",
+    "relax/data/media/download.py": "an exchange on a thread: awaited by its caller, and when that is cancelled its end is looked at",
     "relax/engines/router.py": "a timer, awaited or cancelled where it was made",
 }
 """The only files that start a task of their own, and who waits for it."""

@@ -171,6 +171,13 @@ async def test_case_f7_what_measures_a_record_takes_nothing_from_it(tmp_path: Pa
         assert again == prompt
         assert tokens.token_ids.tolist() == encoded.token_ids.tolist()
         assert bits(read) == bits(media)
+    # Nor is anything taken by whoever comes for the media later, when the record has to be read again.
+    chain = Chain(tmp_path)
+    (waiting,) = chain.prompts(record)
+    chain.origins._recent.clear()
+    assert waiting is not None
+    assert await chain.preparer.prepare(waiting) == prompt
+    np.testing.assert_equal(record, before)
     narrow = Chain(tmp_path, max_prompt_tokens=length - 1)
     (admitted,) = narrow.prompts(record)
     assert admitted is not None, "before its media are looked at nobody knows how long it is"

@@ -16,6 +16,7 @@ from relax.config.media import MediaSection
 from relax.core.error import DataError, TaskError
 from relax.core.media import Medium
 from relax.core.message import MediaPart
+from relax.data.media import codec
 from relax.data.media.access import MediaAccess
 from relax.data.media.origin import Origins
 from relax.data.media.store import MediaStore
@@ -91,8 +92,9 @@ class ThreadPool:
         self.error: Exception | None = None
 
     async def run(self, function: Any, *args: Any, limits: Any) -> Any:
-        self.calls[function.__name__] += 1
-        self.places.append(args[1])
+        for name, called in args[0] if function is codec.run_many else [(function.__name__, args)]:
+            self.calls[name] += 1
+            self.places.append(called[1])
         await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
@@ -104,10 +106,16 @@ class ThreadPool:
         return found
 
 
-def _call_open(function: Any, modality: str, place: str | bytes, *args: Any) -> Any:
+def _call_open(function: Any, *args: Any) -> Any:
     """A fork's open files end with it; here the codec gets the content instead of a path."""
+    if function is codec.run_many:
+        return function([(name, _with_content(*called)) for name, called in args[0]])
+    return function(*_with_content(*args))
+
+
+def _with_content(modality: str, place: str | bytes, *args: Any) -> tuple[Any, ...]:
     content = Path(place).read_bytes() if isinstance(place, str) else place
-    return function(modality, content, *args)
+    return modality, content, *args
 
 
 def store_of(

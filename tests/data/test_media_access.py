@@ -18,7 +18,7 @@ from relax.data.dataset import Refusal
 from relax.data.media.access import MediaAccess
 from relax.data.media.download import Download, is_public
 from relax.data.media.origin import Origins, source_home
-from relax.data.media.reference import MediaReader, file_uri
+from relax.data.media.reference import RecordMedia, file_uri
 from tests.data.media_fake import picture, png, write
 from tests.data.toy import source_config
 
@@ -30,7 +30,7 @@ def access_of(roots=(), **values) -> MediaAccess:
 
 async def fetched(access: MediaAccess, text: str, home: Path | None = None):
     """What a record that holds `text` for an image gets."""
-    return await access.fetch(MediaReader("record:toy/0", home).read("image", text))
+    return await access.fetch(RecordMedia("record:toy/0", home).read("image", text))
 
 
 async def reason_of(awaitable) -> str:

@@ -11,7 +11,7 @@ from relax.core.message import MediaPart
 from relax.data.config import JsonlConfig
 from relax.data.dataset import Refusal
 from relax.data.media.embedded import EmbeddedLimits, embedded_bytes
-from relax.data.media.reference import Held, MediaReader, raw_media, raw_medium
+from relax.data.media.reference import Held, RecordMedia, raw_media, raw_medium
 from tests.data.media_fake import picture, png, wav
 
 PNG = png(picture(4, 6))
@@ -19,8 +19,8 @@ BASE64 = base64.b64encode(PNG).decode()
 LIMITS = EmbeddedLimits(1 << 20, 1 << 20)
 
 
-def reader(home=Path("/data/set")) -> MediaReader:
-    return MediaReader("record:toy/3", home)
+def reader(home=Path("/data/set")) -> RecordMedia:
+    return RecordMedia("record:toy/3", home)
 
 
 def config_of(**values) -> JsonlConfig:

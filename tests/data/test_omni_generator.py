@@ -141,12 +141,14 @@ def told(record: Record) -> str:
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_clips_show_what_is_asked(split: Any) -> None:
-    records = list(moving_shapes(2, split=split, count=200))
+@pytest.mark.parametrize(("size", "side", "lit"), [(32, None, 64), (16, 8, 64)])
+def test_clips_show_what_is_asked(split: Any, size: int, side: int | None, lit: int) -> None:
+    records = list(moving_shapes(2, split=split, count=200, size=size, side=side))
     for record in records:
         clip = record["videos"][0]
         assert clip["array"].dtype == np.uint8
-        assert clip["array"].shape == (8, 32, 32, 3)
+        assert clip["array"].shape == (8, size, size, 3)
+        assert {int((frame.max(axis=2) > 100).sum()) for frame in clip["array"]} <= {0, lit}
         assert clip["fps"] == 4.0
         assert record["prompt"] == "<video>" + record["kind"][0] + "?"
         assert told(record) == record["reference"]
@@ -226,6 +228,8 @@ def test_impossible_arguments_are_refused(generator: Any, args: Any) -> None:
         (pointed_digits, {"jitter": 17}),
         (pointed_digits, {"seconds": 0}),
         (moving_shapes, {"size": 8}),
+        (moving_shapes, {"side": 0}),
+        (moving_shapes, {"side": 17}),
         (moving_shapes, {"frames": 7}),
         (moving_shapes, {"fps": 0}),
         (bar_charts, {"bars": 1}),

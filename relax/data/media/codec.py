@@ -4,7 +4,9 @@ A worker imports this module before it forks, so everything that decoders need i
 thread. What comes back is facts as JSON, packed arrays, or a `BadMedium`, which `as_refusal` finds again in the pool's error.
 """
 
+import json
 import re
+import struct
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,8 @@ REASONS = frozenset(
 )  # fmt: skip
 """Every reason for which a codec, or the process that it runs in, refuses a medium."""
 
+_FRAME = struct.Struct(">cQ")
+"""Kind and length of one result among several."""
 _BAD = re.compile(r"(?:look|decode) raised BadMedium: ([^:]+): (.*)", re.DOTALL)
 _RAISED = re.compile(r"(?:look|decode) raised (.*)", re.DOTALL)
 
@@ -62,6 +66,37 @@ def decode(
     limits = limits or {}
     with open_content(content, limits.get("max_bytes")) as stream:
         return pack_arrays(CODECS[modality].decode(stream, options, target, limits, packed))
+
+
+def run_many(calls: list[tuple[str, tuple[Any, ...]]]) -> bytes:
+    """Several calls of `look` and `decode`, by name and arguments, one after the other; `results_of` reads what comes back.
+
+    Raises whatever is not a `BadMedium`: then nothing is known of any of them.
+    """
+    functions = {"look": look, "decode": decode}
+    frames = []
+    for name, args in calls:
+        try:
+            value = functions[name](*args)
+        except BadMedium as error:
+            kind, body = b"e", json.dumps([error.reason, error.detail]).encode()
+        else:
+            kind, body = (b"b", value) if isinstance(value, bytes) else (b"v", json.dumps(value).encode())
+        frames.append(_FRAME.pack(kind, len(body)) + body)
+    return b"".join(frames)
+
+
+def results_of(packed: bytes) -> list[Any]:
+    """Facts, decoded arrays, or a Refusal for each call that `run_many` made, in order."""
+    found: list[Any] = []
+    start = 0
+    while start < len(packed):
+        kind, length = _FRAME.unpack_from(packed, start)
+        start += _FRAME.size
+        body = packed[start : start + length]
+        start += length
+        found.append(body if kind == b"b" else Refusal(*json.loads(body)) if kind == b"e" else json.loads(body))
+    return found
 
 
 def result_bytes(modality: str, target: Mapping[str, Any]) -> int:

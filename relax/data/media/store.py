@@ -21,13 +21,14 @@ import numpy.typing as npt
 
 from relax.config.media import MediaSection
 from relax.core.completion import frozen
-from relax.core.error import DataError, InvariantError, TaskError
+from relax.core.error import DataError, InvariantError
 from relax.core.media import Medium, Modality, pack_media, unpack_arrays, unpack_media
 from relax.core.message import Json, MediaPart
 from relax.core.protocol import Limits, Pool
 from relax.data.dataset import Refusal
 from relax.data.media import codec
 from relax.data.media.access import Content, MediaAccess
+from relax.data.media.batch import MAX_CALLS, SMALL_BYTES, CodecBatches
 from relax.data.media.cache import FeatureCache
 from relax.data.media.content import BadMedium
 from relax.data.media.flight import Flights
@@ -68,7 +69,7 @@ class MediaStore:
         self.refused: Counter[str] = Counter()
         self.seconds: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._pool = pool
+        self._batches = CodecBatches(pool, section.processes)
         self._access = access
         self._cache = cache
         self._looks: Flights[MediaPart] = Flights()
@@ -78,6 +79,7 @@ class MediaStore:
         self._held_bytes = 0
         # Decoded pixels wait for their features in memory: no more of them than decoders, and the one at work.
         self._working = asyncio.Semaphore(section.processes + 1)
+        self._working_small = asyncio.Semaphore(MAX_CALLS * (section.processes + 1))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -85,6 +87,7 @@ class MediaStore:
 
     async def close(self) -> None:
         await asyncio.gather(self._looks.close(), self._loads.close())
+        await self._batches.close()
 
     async def add(self, modality: Modality, content: Any, rate: float | None = None, **options: Json) -> MediaPart:
         """A part for what lies in no file: bytes of one, a PIL image, or an array (a sound's and a video's with its `rate`)."""
@@ -227,7 +230,8 @@ class MediaStore:
         if recalled is not None:
             self._hold(key, recalled)
             return recalled
-        async with self._working:
+        is_small = codec.result_bytes(part.type, target) <= SMALL_BYTES
+        async with self._working_small if is_small else self._working:
             decoded = await self._decode(part, target)
             with self._timed("features"):
                 media, packed = await asyncio.to_thread(self._featurise, family, part, decoded, key)
@@ -270,10 +274,7 @@ class MediaStore:
             return await asyncio.to_thread(_in_process, function, modality, content.place, *args)
         limits = Limits(self.section.time_s, int(self.section.memory), result_bytes=result_bytes)
         async with _place_of(content) as place:
-            try:
-                return await self._pool.run(function, modality, place, *args, limits=limits)
-            except TaskError as error:
-                raise codec.as_refusal(error) from error
+            return await self._batches.run(function, modality, place, *args, num_bytes=content.num_bytes, limits=limits)
 
     def _featurise(self, family: Family, part: MediaPart, decoded: bytes, key: str) -> tuple[tuple[Medium, ...], bytes]:
         """The features of decoded arrays, and their packed form; on a thread."""

@@ -23,7 +23,7 @@ from relax.tasks.score import score
 from relax.weights.proof import check_proof
 from relax.weights.store import WeightStore
 
-MAX_PREPARING = 8
+MAX_PREPARING = 32
 """Prompts whose media are looked at together."""
 LOAD_S = 600.0
 """Deadline of loading a version; nothing runs on the engine then."""

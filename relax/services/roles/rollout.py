@@ -25,7 +25,7 @@ from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
 
 CONSUMER = "rollout"
-MAX_PREPARING = 4
+MAX_PREPARING = 32
 """Groups whose media are read at one time, ahead of those that run."""
 MAX_REASON = 200
 """Characters of a reason."""
