@@ -1,9 +1,12 @@
 """The arithmetic of the learning benchmarks, on results written by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.omni import Outcome, largest_fall
+from benchmarks.omni import aims_of as media_aims
 from benchmarks.staleness_quality import SETTINGS, Plan, Result, accuracies, aims_of, table_of
 from benchmarks.trl import Story, common_reward, exact
 
@@ -66,3 +69,17 @@ def test_the_common_reward_is_the_highest_that_all_reached() -> None:
 
 def test_the_peer_gets_the_same_reward_function() -> None:
     assert exact(["250", " 251"], ["250", "250"]) == [1.0, 0.0]
+
+
+def test_the_largest_fall_is_below_the_best_window_before_it() -> None:
+    rising = [0.1 * step for step in range(10)]
+    assert largest_fall(rising, window=2) == 0.0
+    assert largest_fall([*rising, 0.5, 0.5, 1.0, 1.0], window=2) == pytest.approx(0.85 - 0.5)
+    assert largest_fall([1.0, 0.0], window=3) == 0.0
+
+
+def test_a_recipe_with_media_has_to_need_them() -> None:
+    good = Outcome("omni-video", [(0, 0.0), (200, 0.5), (2000, 0.95)], 0.5, {"no-video": 0.3}, 0.02, 2000, 20.0, True)
+    assert all(aim.met for aim in media_aims(good))
+    guessed = replace(good, blank={"no-video": 0.9})
+    assert [aim.name for aim in media_aims(guessed) if not aim.met] == ["omni-video: held-out reward, no-video"]
