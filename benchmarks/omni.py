@@ -81,7 +81,14 @@ def read(name: str, folder: Path) -> Outcome:
     warm_up = summary["steps"] - len(rewards)
     start = next(value for step, value in reversed(curve) if step <= max(warm_up, curve[0][0]))
     return Outcome(
-        name, curve, start, blank, largest_fall(rewards), int(summary["steps"]), seconds / 60, summary["ledger"]["balances"]
+        name,
+        curve,
+        start,
+        blank,
+        largest_fall(rewards),
+        int(summary["steps"]),
+        seconds / 60,
+        summary["ledger"]["balances"],
     )
 
 

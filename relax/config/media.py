@@ -65,7 +65,7 @@ class MediaSection(Config):
     fetch_s: PositiveFloat = 30.0
     """Seconds that fetching one medium may take."""
     max_bytes: Size = ByteSize(256 << 20)
-    """Most bytes of one medium as it lies on disk."""
+    """Most bytes of one medium as it lies on disk, in a record or on the web."""
     max_per_prompt: PositiveInt = 16
     """Most media of one prompt."""
     max_feature_bytes: Size = ByteSize(16 << 20)
@@ -83,4 +83,4 @@ class MediaSection(Config):
     cache_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(2 << 30)
     """Most bytes of that folder; the features used longest ago go first. 0 keeps none."""
     held_bytes: Size = ByteSize(256 << 20)
-    """Most bytes of features held in memory beside those of groups in flight."""
+    """Most bytes of features held in memory beside those of groups in flight; of data URIs that environments gave, as much again."""

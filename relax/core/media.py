@@ -64,6 +64,19 @@ class MediaReader(MediaLoader, Protocol):
         ...
 
 
+def miscounted(
+    token_ids: npt.NDArray[np.int32], placeholders: Mapping[Modality, int], media: Sequence[Medium]
+) -> list[tuple[Modality, int, int]]:
+    """Every modality of whose placeholders int32[T] holds another number than the media have features, with both numbers (MM1)."""
+    found: list[tuple[Modality, int, int]] = []
+    for modality, token_id in placeholders.items():
+        count = int(np.count_nonzero(token_ids == token_id))
+        features = sum(medium.num_tokens for medium in media if medium.modality == modality)
+        if count != features:
+            found.append((modality, count, features))
+    return found
+
+
 def pack_arrays(arrays: Arrays, header: Any = None) -> bytes:
     """Arrays and a JSON-ready header in one buffer: its length, a JSON index, the raw values, each aligned to 64 bytes."""
     index: list[list[Any]] = []

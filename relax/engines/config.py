@@ -26,7 +26,7 @@ class TorchEngineConfig(ComponentConfig):
     """Padded tokens of one prefill forward; a longer prompt is prefilled alone."""
     prefill_encoder_tokens: int = Field(default=16384, ge=1)
     """Encoder tokens (patches, frames of sound) of the media that one prefill encodes; a larger medium is encoded alone."""
-    encoder_tokens: int = Field(default=65536, ge=0)
+    kept_encoder_tokens: int = Field(default=65536, ge=0)
     """Encoder tokens of the media whose encoder outputs are kept for later turns and siblings; 0 keeps none."""
 
 

@@ -6,11 +6,9 @@ Called by each engine at the start of `generate`. A refusal is the request's fau
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from relax.core.completion import GenerateInput, Sampling, Session
 from relax.core.error import EngineError
-from relax.core.media import Modality
+from relax.core.media import Modality, miscounted
 
 
 class RefusedError(EngineError):
@@ -64,14 +62,11 @@ def check_media(input: GenerateInput, placeholders: Mapping[Modality, int] | Non
     unread = sorted({medium.modality for medium in input.media} - set(placeholders))
     if unread:
         raise RefusedError(f"the model of engine {name} reads no {', '.join(unread)}, which the prompt holds")
-    for modality, token_id in placeholders.items():
-        media = [medium for medium in input.media if medium.modality == modality]
-        count, expected = int(np.count_nonzero(input.token_ids == token_id)), sum(one.num_tokens for one in media)
-        if count != expected:
-            raise RefusedError(
-                f"[MM1] the prompt has {count} placeholders for {modality} (token {token_id}), but its {len(media)} media"
-                f" of that kind stand for {expected}; render the prompt and load its media from the same parts"
-            )
+    for modality, count, features in miscounted(input.token_ids, placeholders, input.media):
+        raise RefusedError(
+            f"[MM1] the prompt has {count} placeholders for {modality} (token {placeholders[modality]}), but its media"
+            f" have {features} features; render the prompt and load its media from the same parts"
+        )
     if int(input.token_ids[-1]) in placeholders.values():
         raise RefusedError("[MM1] the prompt ends inside a medium; expected a token after its last placeholder")
 

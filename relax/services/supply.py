@@ -3,9 +3,11 @@
 Built by `assembly` from the configuration; opens nothing before it is asked. Every prompt that a run sees comes through here.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from relax.config.section import StageConfig
@@ -100,8 +102,10 @@ class Supply:
         return ProcessPool(section.processes, unsafe_without_isolation=unsafe)
 
     async def check(self) -> None:
-        """Raises UserError when media must be read and this machine cannot isolate what decodes them (SE3)."""
+        """Raises UserError when media must be read and a root is no folder, or nothing isolates what decodes them here (SE3)."""
         if self.media is not None:
+            assert self.config.data.media is not None
+            await asyncio.to_thread(_check_roots, self.config.data.media.roots)
             await self._pool.check()
 
     async def close(self) -> None:
@@ -109,3 +113,9 @@ class Supply:
         if "media" in self.__dict__ and self.media is not None:
             await self.media.store.close()
             await self._pool.close()
+
+
+def _check_roots(roots: Sequence[str]) -> None:
+    for root in roots:
+        if not Path(root).expanduser().is_dir():
+            raise UserError(f"data.media.roots: {root!r} is not a folder; name the folders that media lie in")

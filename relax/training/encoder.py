@@ -5,7 +5,6 @@ anything else is encoded in every pass. Invariant: with `on_every_rank` each pas
 whatever its rows hold, so that ranks run the same collectives (MM5).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,10 @@ from torch import Tensor
 
 from relax.core.batch import Measure, MicroBatch, TrainRow
 from relax.core.error import InvariantError
-from relax.core.media import Arrays, Medium, Modality
+from relax.core.media import Arrays, Medium, Modality, miscounted
 from relax.core.message import Json, MediaPart
 from relax.model.family import Encoding, Family
+from relax.model.kept import KeptEncodings
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,12 @@ class EncoderWork:
 class Encoders:
     """`max_kept_tokens` encoder tokens of media are kept at most, those used longest ago go first; 0 keeps none.
 
-    Make it again, or call `forget`, when weights of frozen parameters change.
+    Make it again, or call `clear`, when weights of frozen parameters change.
     """
 
     def __init__(self, family: Family, max_kept_tokens: int = 0, on_every_rank: bool = False) -> None:
         self.family = family
-        self._max_kept_tokens = max_kept_tokens
-        self._kept: OrderedDict[str, tuple[Encoding, int]] = OrderedDict()
-        self._kept_tokens = 0
+        self._kept = KeptEncodings(max_kept_tokens)
         self._is_trained: dict[Modality, bool] = {}
         self._work = EncoderWork()
         self._smallest = _smallest_media(family) if on_every_rank else {}
@@ -74,10 +72,9 @@ class Encoders:
             found, silence = self._encode_once(model, distinct.values()), None
         return EncodedBatch([[found[medium.key] for medium in row.media] for row in batch], silence)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop what was kept."""
         self._kept.clear()
-        self._kept_tokens = 0
 
     def take_work(self) -> EncoderWork:
         """What was done since this was last called."""
@@ -88,15 +85,16 @@ class Encoders:
         found: dict[str, Encoding] = {}
         trained: list[Medium] = []
         for medium in media:
-            if medium.key in self._kept:
-                self._kept.move_to_end(medium.key)
+            kept = self._kept.get(medium)
+            if kept is not None:
                 self._work.kept += 1
-                found[medium.key] = self._kept[medium.key][0]
+                found[medium.key] = kept
             elif self._has_gradient(model, medium):
                 trained.append(medium)
             else:
                 # Alone: what is kept must not depend on what it happened to be encoded with, or a resumed run would have other bits.
-                found[medium.key] = self._keep(medium, self._run(model, [medium])[0])
+                found[medium.key] = self._run(model, [medium])[0]
+                self._kept.put(medium, found[medium.key])
         if trained:
             encodings = self._run(model, trained)
             found |= {medium.key: one for medium, one in zip(trained, encodings, strict=True)}
@@ -130,15 +128,6 @@ class Encoders:
         self._work.tokens += sum(medium.encoder_tokens for medium in media)
         return self.family.encode(model, media)
 
-    def _keep(self, medium: Medium, encoding: Encoding) -> Encoding:
-        if medium.encoder_tokens <= self._max_kept_tokens:
-            self._kept[medium.key] = (encoding, medium.encoder_tokens)
-            self._kept_tokens += medium.encoder_tokens
-        while self._kept_tokens > self._max_kept_tokens:
-            _, (_, tokens) = self._kept.popitem(last=False)
-            self._kept_tokens -= tokens
-        return encoding
-
 
 def check_media(family: Family | None, row: TrainRow) -> None:
     """Raises InvariantError unless a row has a placeholder for every feature of its media, and none besides (MM1)."""
@@ -146,13 +135,10 @@ def check_media(family: Family | None, row: TrainRow) -> None:
     unread = sorted({medium.modality for medium in row.media} - set(placeholders))
     if unread:
         raise InvariantError("MM1", f"{row.id} holds media that this model does not read: {', '.join(unread)}")
-    for modality, placeholder in placeholders.items():
-        count = int((row.token_ids == placeholder).sum())
-        features = sum(medium.num_tokens for medium in row.media if medium.modality == modality)
-        if count != features:
-            raise InvariantError(
-                "MM1", f"{row.id} has {count} placeholders for {modality}, but its media have {features} features"
-            )
+    for modality, count, features in miscounted(row.token_ids, placeholders, row.media):
+        raise InvariantError(
+            "MM1", f"{row.id} has {count} placeholders for {modality}, but its media have {features} features"
+        )
 
 
 def smallest_medium(family: Family, modality: Modality) -> Medium:

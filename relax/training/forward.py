@@ -52,15 +52,7 @@ class Policy(nn.Module):
             return self._lane_logits(batch.lanes, inputs), silence
         before_BT = torch.zeros_like(batch.mask_BT)
         before_BT[:, :-1] = batch.mask_BT[:, 1:]
-        chooses = accepts_positions(self.model)
-        output = self.model(
-            **inputs,
-            attention_mask=batch.attention_BT,
-            use_cache=False,
-            **({"logits_to_keep": before_BT} if chooses else {}),
-        )
-        logits: Tensor = output.logits
-        return (logits if chooses else logits[before_BT]), silence
+        return self._kept_logits(inputs, batch.attention_BT, before_BT), silence
 
     def _lane_logits(self, lanes: LaneLayout, inputs: dict[str, Any]) -> Tensor:
         """[N, V] likewise; a prompt's last token predicts the first of every answer, so its logits are taken several times."""
@@ -71,15 +63,14 @@ class Policy(nn.Module):
         kept, places_N = before_N.unique(return_inverse=True)
         keep_BT = torch.zeros(lanes.token_ids_BT.shape, dtype=torch.bool, device=device)
         keep_BT.view(-1)[kept] = True
+        return self._kept_logits(inputs, attention.unsqueeze(1), keep_BT)[places_N]
+
+    def _kept_logits(self, inputs: dict[str, Any], attention: Tensor, keep_BT: Tensor) -> Tensor:
+        """[N, V] of the N positions to keep, in row-major order."""
         chooses = accepts_positions(self.model)
-        output = self.model(
-            **inputs,
-            attention_mask=attention.unsqueeze(1),
-            use_cache=False,
-            **({"logits_to_keep": keep_BT} if chooses else {}),
-        )
-        logits: Tensor = output.logits if chooses else output.logits[keep_BT]
-        return logits[places_N]
+        chosen = {"logits_to_keep": keep_BT} if chooses else {}
+        logits: Tensor = self.model(**inputs, attention_mask=attention, use_cache=False, **chosen).logits
+        return logits if chooses else logits[keep_BT]
 
     def _inputs(self, batch: PaddedBatch) -> tuple[dict[str, Any], Tensor | None]:
         if self._encoders is None:

@@ -154,7 +154,7 @@ class TorchBackend:
         saved = state.read_training(folder, self._settings, self._parameters)
         self._trained.load(folder)
         if self._encoders is not None:
-            self._encoders.forget()
+            self._encoders.clear()
         saved.restore(optimizer, self._parameters)
         self._counters = saved.counters
         self._clear()

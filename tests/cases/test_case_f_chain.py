@@ -52,6 +52,8 @@ class Drawn:
         return {"bytes": self.content, "path": None, **self.options} if self.options else self.content
 
 
+DEADLINE_S = 60.0
+"""For one row; without it a wait that never ends would never be told."""
 SIDES = st.integers(1, 70)
 
 
@@ -159,4 +161,4 @@ async def check_row(turns: Sequence[Sequence[Any]], dtype: str, folder: Path) ->
 @given(turns=TURNS, dtype=st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
 def test_rule_mm1_mm2_placeholders_are_as_many_as_features_for_any_row(turns: list[list[Any]], dtype: str) -> None:
     with TemporaryDirectory() as folder:
-        asyncio.run(check_row(turns, dtype, Path(folder)))
+        asyncio.run(asyncio.wait_for(check_row(turns, dtype, Path(folder)), DEADLINE_S))

@@ -20,6 +20,7 @@ from relax.core.media import Medium
 from relax.core.message import TextPart, prompt_from_json, prompt_to_json
 from relax.core.trajectory import Segment, Trajectory
 from relax.data.dataset import Refusal
+from relax.data.media.recent import Recent
 from relax.model.media import media_inputs, row_positions
 from relax.services.media_row import FetchedMedia, group_media_put, turn_media_cells
 from relax.tasks.config import SingleTurnConfig
@@ -174,7 +175,7 @@ async def test_case_f7_what_measures_a_record_takes_nothing_from_it(tmp_path: Pa
     # Nor is anything taken by whoever comes for the media later, when the record has to be read again.
     chain = Chain(tmp_path)
     (waiting,) = chain.prompts(record)
-    chain.origins._recent.clear()
+    chain.origins._recent = Recent(1)
     assert waiting is not None
     assert await chain.preparer.prepare(waiting) == prompt
     np.testing.assert_equal(record, before)
@@ -302,6 +303,32 @@ async def test_case_f11_a_sound_is_as_long_for_its_placeholders_as_for_its_encod
     assert chain.counts(encoded.token_ids)["audio"] == medium.num_tokens == len(encoding.embeds)
 
 
+# --- F12 ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_case_f12_contents_of_every_form_stand_beside_media(tmp_path: Path) -> None:
+    """Text, lists, nothing at all; a null where columns have no tool calls; calls themselves are refused, never dropped."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": "Look."}], "tool_calls": None},
+        {"role": "user", "content": [{"type": "image", "image": PICTURE}, {"type": "text", "text": ""}]},
+        {"role": "assistant", "content": None, "tool_calls": None},
+        {"role": "tool", "content": [{"type": "text", "text": ""}, {"type": "audio", "audio": wave_file()}]},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": ""},
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+    ]
+    chain = Chain(tmp_path)
+    _, encoded, media = await chain.row({"messages": messages})
+    sound = f"<|audio_start|>{'<|audio_pad|>' * 7}<|audio_end|>"
+    said = ["system\nLook.", f"user\n{EXPANDED}", "assistant\n", f"tool\n{sound}", "assistant\n", "tool\n", "user\nab"]
+    shown = "".join(f"<|im_start|>{one}<|im_end|>\n" for one in said) + "<|im_start|>assistant\n"
+    assert chain.tokenizer.decode(encoded.token_ids) == shown
+    assert chain.counts(encoded.token_ids) == features(media)
+    messages[2]["tool_calls"] = [{"name": "crop", "arguments": "{}"}]
+    assert chain.prompts({"messages": messages}, name="calls") == [None]
+    assert chain.refused()[-1].startswith("unknown message key: tool_calls")
+
+
 # --- F13, F15 --------------------------------------------------------------------------------------------------------
 
 
@@ -309,8 +336,8 @@ async def test_case_f13_every_array_of_a_medium_is_needed_and_arrives(tmp_path: 
     """One that were lost between the processor and the forward would be missed, not replaced by a default."""
     chain, model = Chain(tmp_path), model_of()
     record = {
-        "prompt": "<image><audio><video>?", "images": [PICTURE], "audios": [wave_file()],
-        "videos": [{"bytes": film(4, samples=16_000), "audio": True}],
+        "prompt": "<image><audio><video>a<video>?", "images": [PICTURE], "audios": [wave_file()],
+        "videos": [{"bytes": film(4, samples=16_000), "audio": True, "fps": 3.0}, {"bytes": film(8), "fps": 5.0}],
     }  # fmt: skip
     _, encoded, media = await chain.row(record)
     assert [sorted(medium.arrays) for medium in media] == [
@@ -318,7 +345,9 @@ async def test_case_f13_every_array_of_a_medium_is_needed_and_arrives(tmp_path: 
         ["input_features"],
         ["pixel_values_videos", "second_per_grid", "sound_tokens", "video_grid_thw"],
         ["input_features"],
+        ["pixel_values_videos", "second_per_grid", "video_grid_thw"],
     ]
+    assert 1.0 not in [float(one.arrays["second_per_grid"][0]) for one in media if one.modality == "video"]
     assert bits(carried(media)) == bits(media)
 
     def forward(read: tuple[Medium, ...]) -> torch.Tensor:

@@ -197,6 +197,10 @@ async def test_case_g9_a_prompt_may_be_a_picture_alone_and_a_number_its_label(tm
     assert prompt.reference == "7"
     assert prompt.metadata == {}, "neither the label nor the media are metadata"
     assert await tokens(chain, prompt) == 2
+    typed = [{"role": "user", "content": [{"type": "image", "image": picture(2)}]}]
+    (prompt,) = chain.prompts({"prompt": typed}, media_keys={}, name="typed")
+    assert prompt is not None
+    assert await tokens(chain, prompt) == 3
 
 
 async def test_columns_of_every_modality_are_the_features_of_the_same_records_as_lines(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import torch
 from relax.core.error import InvariantError
 from relax.core.media import Medium
 from relax.core.message import Prompt
+from relax.core.protocol import Limits
 from relax.data.dataset import Refusal
+from relax.data.media import codec
+from relax.data.media.batch import CodecBatches
 from relax.data.stream import read_prompts
 from relax.model.logprob import entropy, scaled_logits, token_logprobs
 from relax.model.media import media_inputs, row_positions
@@ -104,3 +108,17 @@ async def test_rule_mm6_a_record_reads_from_the_folder_of_its_own_source_alone(t
     assert [isinstance(one, Prompt) for one in read] == [True, True, False, False, False, False]
     assert [one.reason for one in read if isinstance(one, Refusal)] == ["forbidden path"] * 3 + ["forbidden host"]
     assert len(chain.refused()) == 4
+
+
+async def test_rule_rr7_a_call_that_comes_while_the_last_batch_ends_is_not_forgotten() -> None:
+    """Whoever gets a result may ask for the next thing in the same turn of the event loop."""
+
+    class Instant:
+        async def run(self, function: Any, *args: Any, limits: Limits) -> Any:
+            return args[0]
+
+    batches = CodecBatches(Instant(), 1)
+    async with asyncio.timeout(10):
+        for number in range(3):
+            assert await batches.run(codec.look, number, num_bytes=1, limits=Limits(1.0)) == number
+    await batches.close()

@@ -20,6 +20,7 @@ from relax.data.media import codec
 from relax.data.media.access import MediaAccess
 from relax.data.media.origin import Origins
 from relax.data.media.store import MediaStore
+from tests.data.toy import source_config
 
 
 class CellFamily:
@@ -129,6 +130,14 @@ def store_of(
     section = section or MediaSection()
     access = MediaAccess(section, origins or Origins(has_roots=bool(section.roots)))
     return MediaStore(section, family or CellFamily(), pool or ThreadPool(), access, **options)
+
+
+def held_parts(origins: Origins, modality: Any, *values: Any) -> list[MediaPart]:
+    """References to what one record holds, read a moment ago."""
+    reader = origins.reader(object(), source_config(path="held.jsonl", name="held"), 0)  # type: ignore[arg-type]
+    parts = [reader.read(modality, value) for value in values]
+    origins.keep(reader)
+    return parts
 
 
 def png(array: Any) -> bytes:

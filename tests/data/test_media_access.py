@@ -121,7 +121,7 @@ async def test_what_is_no_file_is_refused_at_once(tmp_path):
     async with asyncio.timeout(5):
         assert await reason_of(fetched(access, "folder")) == "not a file"
         assert await reason_of(fetched(access, "pipe")) == "not a file"
-        assert await reason_of(fetched(access, "loop")) == "missing medium"
+        assert await reason_of(fetched(access, "loop")) == "unreadable medium"
         assert await reason_of(fetched(access, "x/" * 2000)) == "missing medium"
 
 
@@ -140,6 +140,20 @@ async def test_a_link_that_is_put_in_between_is_seen(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", meddle)
     assert await reason_of(fetched(access_of([root]), "sub/a.png")) == "forbidden path"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(FileNotFoundError(2, "gone"), "missing medium"), (PermissionError(13, "denied"), "unreadable medium")],
+)
+async def test_a_file_that_is_there_and_cannot_be_opened(tmp_path, monkeypatch, error, reason):
+    write(tmp_path, "a.png", b"in")
+
+    def refuse(path, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert await reason_of(fetched(access_of([tmp_path]), "a.png")) == reason
 
 
 async def test_limits_on_bytes(tmp_path):
@@ -243,7 +257,7 @@ def test_what_was_used_last_is_kept():
         reader = origins.reader(dataset, config, index)
         reader.read("image", b"x" * 40)
         origins.keep(reader)
-    assert list(origins._recent) == ["record:toy/0", "record:toy/2"]
+    assert [f"record:toy/{index}" in origins._recent for index in range(3)] == [True, False, True]
 
 
 def test_what_was_read_a_moment_ago_is_bounded():
@@ -254,7 +268,7 @@ def test_what_was_read_a_moment_ago_is_bounded():
         reader = origins.reader(dataset, config, index)
         reader.read("image", b"x" * size)
         origins.keep(reader)
-    assert list(origins._recent) == ["record:toy/1"]
+    assert [f"record:toy/{index}" in origins._recent for index in range(3)] == [False, True, False]
 
 
 def test_two_sources_of_one_name_are_told_apart():

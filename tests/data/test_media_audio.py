@@ -183,7 +183,7 @@ def test_an_mp4_that_ends_early_is_refused() -> None:
 
 def test_what_is_no_sound_is_refused() -> None:
     assert refused(b"It sounds like this.").reason == "no sound"
-    assert refused(b"").reason == "empty"
+    assert refused(b"").reason == "empty medium"
     assert refused(sample.encode_video(sample.clip(3))).reason == "no sound"
     assert refused(sample.encode_sound(np.zeros(0, np.float32))).reason == "no samples"
     assert refused(sample.encode_sound(np.zeros((9, 65), np.int16))).reason == "too many channels"
@@ -231,7 +231,7 @@ def test_arrays_are_resampled_and_trimmed_as_files_are() -> None:
         (MIX, {"rate": float("nan")}, "no sample rate"),
         (MIX[None], {"rate": 16_000}, "wrong array"),
         (NOISE.astype(np.int64), {"rate": 16_000}, "wrong array"),
-        (MIX[:0], {"rate": 16_000}, "empty"),
+        (MIX[:0], {"rate": 16_000}, "empty medium"),
         (np.array([1e300]), {"rate": 16_000}, "not finite"),
     ],
 )

@@ -33,7 +33,7 @@ SUFFIXES = (".png", ".jpg", ".wav", ".mp3", ".mp4", ".mkv", ".txt", "")
 ENDS_EARLY = {
     "truncated",
     "damaged",
-    "empty",
+    "empty medium",
     "no image",
     "no sound",
     "no video",
@@ -130,7 +130,7 @@ def mislabelled() -> Iterator[Hostile]:
         for seed in range(6):
             junk = np.random.default_rng(seed).bytes(3000)
             yield Hostile(f"junk {seed} as {modality}", modality, junk, frozenset({reason, "no samples", "damaged"}))
-        yield Hostile(f"nothing as {modality}", modality, b"", frozenset({"empty"}))
+        yield Hostile(f"nothing as {modality}", modality, b"", frozenset({"empty medium"}))
 
 
 def absurd() -> Iterator[Hostile]:
@@ -293,8 +293,8 @@ async def test_a_refusal_is_found_again_in_the_error_of_the_pool(pool: ProcessPo
     private.chmod(0o600)
     assert await pool.run(codec.look, "image", str(private), {}, limits=LIMITS) == {"width": 96, "height": 72}
     for call, reason, detail in (
-        (("image", b"", {}), "empty", "it has no bytes"),
-        (("image", "/nowhere/a: b.png", {}), "missing", "there is no file /nowhere/a: b.png"),
+        (("image", b"", {}), "empty medium", "it has no bytes"),
+        (("image", "/nowhere/a: b.png", {}), "missing medium", "there is no file /nowhere/a: b.png"),
         (("image", str(private), {"max_pixels": 5000}), "too many pixels", None),
         (("smell", b"x", {}), "decoder failed", "KeyError: 'smell'"),
     ):

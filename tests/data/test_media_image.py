@@ -190,7 +190,7 @@ def test_limits_apply_before_pixels_are_decoded(monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(BadMedium, match=r"too many pixels: .*1199"):
             call(max_pixels=1199)
-        with pytest.raises(BadMedium, match="too many bytes"):
+        with pytest.raises(BadMedium, match="too large a medium"):
             call(max_bytes=len(content) - 1)
     assert look("image", content, {"max_pixels": 1200, "max_bytes": len(content)}) == {"width": 40, "height": 30}
 
@@ -238,11 +238,11 @@ def test_postscript_is_not_run() -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    assert refused(b"").reason == "empty"
-    assert refused(str(tmp_path / "absent.png")).reason == "missing"
+    assert refused(b"").reason == "empty medium"
+    assert refused(str(tmp_path / "absent.png")).reason == "missing medium"
     assert refused(str(tmp_path)).reason == "not a file"
     assert refused("/dev/zero").reason == "not a file"
-    assert refused("a\x00b").reason == "unreadable"
+    assert refused("a\x00b").reason == "unreadable medium"
     os.mkfifo(tmp_path / "pipe")
     assert refused(str(tmp_path / "pipe")).reason == "not a file"
 
@@ -272,7 +272,7 @@ def test_case_f8_arrays_that_are_no_image_are_refused() -> None:
     assert reason(np.zeros(5, np.uint8)) == "wrong array"
     assert reason(RGB, name="audio") == "wrong array"
     assert reason(np.zeros((4, 4), np.complex64)) == "wrong array"
-    assert reason(np.zeros((0, 4), np.uint8)) == "empty"
+    assert reason(np.zeros((0, 4), np.uint8)) == "empty medium"
     assert reason(RGB.astype(np.int32) + 1) == "unknown scale"
     assert reason(np.full((2, 2), np.nan)) == "unknown scale"
     assert reason(RGB, max_pixels=95) == "too many pixels"

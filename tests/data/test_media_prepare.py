@@ -339,7 +339,7 @@ async def test_media_of_an_environments_turn(tmp_path):
     kit = Kit(tmp_path, roots=[str(tmp_path)])
     write(tmp_path, "a.png", png(picture(4, 4)))
     uri = "data:image/png;base64," + base64.b64encode(png(picture(8, 8))).decode()
-    sound = await kit.store.add("audio", wav(np.zeros(250)))
+    sound = MediaPart("audio", "data:audio/wav;base64," + base64.b64encode(wav(np.zeros(250))).decode())
     messages = (
         Message("tool", (TextPart("look"), MediaPart("image", "file:a.png"), MediaPart("image", uri))),
         Message("user", (sound,)),

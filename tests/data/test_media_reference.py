@@ -249,7 +249,7 @@ def test_what_holds_itself_is_refused():
         (Held("image", "bytes", b"x" * (2 << 20)), "too large a medium"),
         (Held("image", "base64", "A" * (4 << 20)), "too large a medium"),
         (Held("image", "array", [[1, 2], [3]]), "mistyped medium"),
-        (Held("image", "array", np.zeros((0, 3), np.uint8)), "mistyped medium"),
+        (Held("image", "array", np.zeros((0, 3), np.uint8)), "empty medium"),
         (Held("image", "array", np.array([object()])), "mistyped medium"),
         (Held("image", "array", np.zeros((2000, 2000, 3), np.uint8)), "too large a medium"),
     ],
@@ -262,8 +262,20 @@ def test_a_large_pil_image_is_refused_before_its_pixels_are_read():
     from PIL import Image
 
     assert refusal_of(embedded_bytes, Held("image", "pil", Image.new("1", (2000, 2000))), LIMITS).reason == (
-        "too large a medium"
+        "too many pixels"
     )
+
+
+def test_a_pil_image_whose_pixels_cannot_be_had_is_damaged():
+    """It was opened lazily: that half of its file is missing shows when it is saved."""
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(buffer, "PNG")
+    half = Image.open(io.BytesIO(buffer.getvalue()[: len(buffer.getvalue()) // 2]))
+    assert refusal_of(embedded_bytes, Held("image", "pil", half), LIMITS).reason == "damaged"
 
 
 def test_data_uris_in_percents_and_url_safe_base64():

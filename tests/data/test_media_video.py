@@ -190,7 +190,7 @@ def test_limits_apply_before_frames_are_decoded() -> None:
     content = sample.encode_video(CLIP, **LOSSLESS)
     assert look("video", content, {"max_pixels": 512, "max_s": 3.0, "max_bytes": len(content)})["frames"] == 30
     assert refused(content, max_pixels=511).reason == "too many pixels"
-    assert refused(content, max_bytes=len(content) - 1).reason == "too many bytes"
+    assert refused(content, max_bytes=len(content) - 1).reason == "too large a medium"
     assert refused(content, max_s=2.9).reason == "too long"
     assert look("video", content, {"max_s": 2.0, "start": 0.5, "end": 2.5})["seconds"] == 3.0
     assert look("video", content, {"max_s": 0.5, "start": 2.5})["seconds"] == 3.0
@@ -284,7 +284,7 @@ def test_what_is_no_video_is_refused() -> None:
     assert refused(sample.encode_sound(sample.tone(100))).reason == "no video"
     assert refused(sample.encode_image(CLIP[0])).reason == "no video"
     assert refused(b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>").reason == "no video"
-    assert refused(b"").reason == "empty"
+    assert refused(b"").reason == "empty medium"
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=10)

@@ -177,23 +177,24 @@ async def test_what_the_encoders_made_is_kept_within_its_bound_and_media_of_a_pr
     assert max(sizes.values()) > 100 > min(sizes.values())
     for bound, budget in ((400, 200), (0, 1)):
         family = StandIn(name)
-        async with media_engine(name, family=family, encoder_tokens=bound, prefill_encoder_tokens=budget) as engine:
+        async with media_engine(
+            name, family=family, kept_encoder_tokens=bound, prefill_encoder_tokens=budget
+        ) as engine:
             store, held, fresh = engine._encoder, [], []
-            keep, encode = store._keep, store.encode
+            put, encode = store._kept.put, store.encode
 
             def watched(*given: object) -> None:
-                keep(*given)  # noqa: B023 # type: ignore[arg-type]
-                held.append(store.tokens)  # noqa: B023
+                put(*given)  # noqa: B023 # type: ignore[arg-type]
+                held.append(store._kept.tokens)  # noqa: B023
 
             def counted(media: list[Medium]) -> Encoded:
                 fresh.append([one.encoder_tokens for one in store.missing(media).values()])  # noqa: B023
                 return encode(media)  # noqa: B023
 
-            store._keep, store.encode = watched, counted  # type: ignore[method-assign,assignment]
+            store._kept.put, store.encode = watched, counted  # type: ignore[method-assign,assignment]
             requests = [(row, forced(4), session(i)) for i, row in enumerate([*rows, *rows])]
             completions = await ask_many(engine, requests, spread=0)
             assert max(held) <= bound
-            assert store.tokens == sum(tokens for tokens, _ in store._kept.values())
         # The media of one request may go beyond the budget: nothing smaller than a request is prefilled.
         assert all(sum(prefill) <= budget or len(prefill) <= 3 for prefill in fresh)
         for call in family.calls:

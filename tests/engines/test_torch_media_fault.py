@@ -35,13 +35,13 @@ async def test_rule_mm1_a_prompt_whose_placeholders_and_media_differ_is_refused_
         (
             ids,
             (),
-            rf"\[MM1\] the prompt has {count} placeholders for image \(token {IMAGE}\), but its 0 media .* stand for 0",
+            rf"\[MM1\] the prompt has {count} placeholders for image \(token {IMAGE}\), but its media have 0 features",
         ),
         (ids, (image,), "placeholders for audio"),
         (
             ids,
             (image, image, sound),
-            f"{count} placeholders for image .* its 2 media of that kind stand for {2 * count}",
+            f"{count} placeholders for image .* its media have {2 * count} features",
         ),
         (one_more, (image, sound), f"{count + 1} placeholders for image"),
         (ids, (image, replace(sound, num_tokens=sound.num_tokens + 1)), "placeholders for audio"),
@@ -64,7 +64,9 @@ async def test_case_f1_a_prompt_that_was_expanded_twice_is_refused() -> None:
     where = np.flatnonzero(ids == IMAGE)
     twice = np.insert(ids, where, IMAGE)
     async with media_engine(OMNI) as engine:
-        with pytest.raises(RefusedError, match=rf"{2 * len(where)} placeholders for image .* stand for {len(where)}"):
+        with pytest.raises(
+            RefusedError, match=rf"{2 * len(where)} placeholders for image .* have {len(where)} features"
+        ):
             await engine.generate(GenerateInput(twice.astype(np.int32), (image,)), forced(4), session())
 
 
@@ -170,7 +172,7 @@ async def test_rule_de2_bits_of_a_request_with_media_do_not_depend_on_its_neighb
     async with media_engine(name, family=family, deterministic=True, slots=16) as engine:
         together = await ask_many(engine, requests, spread=0)
     assert {len(call) for call in family.calls} == {1}
-    async with media_engine(name, deterministic=True, slots=2, burst=1, encoder_tokens=0) as engine:
+    async with media_engine(name, deterministic=True, slots=2, burst=1, kept_encoder_tokens=0) as engine:
         narrow = await ask_many(engine, requests[::-1])
     async with media_engine(name, deterministic=True, slots=1) as engine:
         alone = [await ask(engine, *request) for request in requests]

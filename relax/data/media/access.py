@@ -7,7 +7,6 @@ to was checked itself. Reading and hashing happen on threads. What cannot be had
 import asyncio
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -21,6 +20,7 @@ from relax.data.dataset import Refusal
 from relax.data.media.download import Download
 from relax.data.media.embedded import EmbeddedLimits, embedded_bytes
 from relax.data.media.origin import SCHEME, Origins
+from relax.data.media.recent import Recent
 from relax.data.media.reference import Held, file_uri
 
 MEMORY = "memory:"
@@ -61,8 +61,8 @@ class MediaAccess:
         self._origins = origins
         self._download = download or Download(section.hosts, int(section.max_bytes), section.fetch_s)
         self._limits = EmbeddedLimits.of(section)
-        self._kept = _Recent(_KEPT_BYTES)
-        self._added = _Recent(int(section.held_bytes))
+        self._kept: Recent[Content] = Recent(_KEPT_BYTES)
+        self._carried: Recent[Content] = Recent(int(section.held_bytes))
 
     async def fetch(self, part: MediaPart, source: str | None = None) -> Content:
         """The content of a part of a record of `source` (None: it may be any). Raises Refusal."""
@@ -70,15 +70,14 @@ class MediaAccess:
         if uri.startswith("file:"):
             return await asyncio.to_thread(self._open, uri, self._roots(source))
         if uri.startswith(MEMORY):
-            added = self._added.get(uri.removeprefix(MEMORY))
-            if added is None:
+            carried = self._carried.get(uri.removeprefix(MEMORY))
+            if carried is None:
                 raise Refusal(
                     "missing medium", f"{uri!r} is not held any more; raise data.media.held_bytes, or give it again"
                 )
-            return replace(added, uri=uri)
+            return replace(carried, uri=uri)
         if uri[:5].lower() == "data:":
-            # Its text is not carried on: what is kept from here is found by digest.
-            return await self.add(Held(part.type, "data_uri", uri))
+            return await self._carry(part)
         kept = self._kept.get(part.digest)
         if kept is not None:
             return replace(kept, uri=uri)
@@ -89,14 +88,16 @@ class MediaAccess:
             content = Content(uri, await asyncio.to_thread(_digest, data), len(data), data)
         else:
             raise Refusal("unsupported URL", f"{uri[:80]!r} is none of file:, data:, http: and https:")
-        self._kept.put(content)  # a download or an encoding is wanted again when the medium is decoded
+        self._kept.put(
+            content.digest, content, content.num_bytes
+        )  # a download or an encoding is wanted again when the medium is decoded
         return content
 
-    async def add(self, held: Held) -> Content:
-        """Content that lies nowhere else, such as an environment's picture, under a uri of its own."""
-        content = await self._embedded("", held)
+    async def _carry(self, part: MediaPart) -> Content:
+        """What a data URI holds, under a short uri: its text is not carried on, what is kept from here is found by digest."""
+        content = await self._embedded("", Held(part.type, "data_uri", part.uri))
         content = replace(content, uri=MEMORY + content.digest)
-        self._added.put(content)
+        self._carried.put(content.digest, content, content.num_bytes)
         return content
 
     async def _embedded(self, uri: str, held: Held) -> Content:
@@ -114,8 +115,10 @@ class MediaAccess:
         try:
             # A pipe or a device would block, or never end; it is opened only to be seen for what it is.
             descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise Refusal("missing medium", f"{real!r} went away") from error
         except OSError as error:
-            raise Refusal("missing medium", f"{real!r} cannot be opened: {error.strerror}") from error
+            raise Refusal("unreadable medium", f"{real!r}: {error.strerror}") from error
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
@@ -144,28 +147,6 @@ class MediaAccess:
         if size == 0:
             raise Refusal("empty medium", f"{real!r} has no bytes")
         return Content(uri, hasher.hexdigest(), size, real, stamp=_stamp(facts))
-
-
-class _Recent:
-    """Content by digest, at most `max_bytes` of what was used last; the newest stays whatever it weighs."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._held: OrderedDict[str, Content] = OrderedDict()
-
-    def get(self, digest: str) -> Content | None:
-        if digest in self._held:
-            self._held.move_to_end(digest)
-        return self._held.get(digest)
-
-    def put(self, content: Content) -> None:
-        if content.digest not in self._held:
-            self._num_bytes += content.num_bytes
-        self._held[content.digest] = content
-        self._held.move_to_end(content.digest)
-        while self._num_bytes > self._max_bytes and len(self._held) > 1:
-            self._num_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
 def _digest(data: bytes) -> str:

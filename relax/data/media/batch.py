@@ -45,8 +45,7 @@ class CodecBatches:
         self._waiting.append(call)
         if len(self._drains) < self._processes:
             drain = asyncio.create_task(self._drain(), name="media batches")
-            self._drains.add(drain)
-            drain.add_done_callback(self._drains.discard)
+            self._drains.add(drain)  # it takes itself out
         return await call.waiter
 
     async def close(self) -> None:
@@ -60,18 +59,22 @@ class CodecBatches:
 
     async def _drain(self) -> None:
         """One process's worth of work, as long as there is any; whatever happens to a batch is told to its callers."""
-        while self._waiting:
-            calls = [self._waiting.popleft() for _ in range(min(MAX_CALLS, len(self._waiting)))]
-            calls = [call for call in calls if not call.waiter.done()]  # its caller was cancelled
-            try:
-                await self._batch(calls)
-            except Exception as error:  # of the pool: it has no process to give, or is closed
-                for call in calls:
-                    _settle(call, error)
-            except BaseException:
-                for call in calls:
-                    call.waiter.cancel()
-                raise
+        try:
+            while self._waiting:
+                calls = [self._waiting.popleft() for _ in range(min(MAX_CALLS, len(self._waiting)))]
+                calls = [call for call in calls if not call.waiter.done()]  # its caller was cancelled
+                try:
+                    await self._batch(calls)
+                except Exception as error:  # of the pool: it has no process to give, or is closed
+                    for call in calls:
+                        _settle(call, error)
+                except BaseException:
+                    for call in calls:
+                        call.waiter.cancel()
+                    raise
+        finally:
+            # At once: a call that came between here and a callback of the task would count on a drain that is over.
+            self._drains.discard(asyncio.current_task())  # type: ignore[arg-type]
 
     async def _batch(self, calls: Sequence[_Call]) -> None:
         if len(calls) > 1:

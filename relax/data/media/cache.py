@@ -37,7 +37,7 @@ _SCAN_SHARE = 16
 
 
 class FeatureCache:
-    """At most about `max_bytes` in `folder`; entries that were used longest ago go first. `counts` is for metrics.
+    """At most about `max_bytes` in `folder`; entries that were used longest ago go first. `counts` is what it did so far.
 
     Safe among any number of threads and processes: removal of an entry that somebody reads harms nobody.
     """

@@ -22,7 +22,7 @@ CODECS: Mapping[str, ModuleType] = {"image": image, "audio": audio, "video": vid
 
 REASONS = frozenset(
     {
-        "missing", "unreadable", "not a file", "empty", "too many bytes",
+        "missing medium", "unreadable medium", "not a file", "empty medium", "too large a medium",
         "no image", "no sound", "no video", "unknown codec",
         "truncated", "damaged", "not as long as it says", "frames missing",
         "no pixels", "too many pixels", "too long a shape", "unknown scale",
@@ -113,8 +113,11 @@ def as_refusal(error: TaskError) -> Refusal:
     """
     text = str(error)
     if isinstance(error, LimitError):
-        reason = "needs too much memory" if "of memory" in text else "takes too long"
-        return Refusal("decodes to too much" if "returned" in text else reason, text)
+        if "returned" in text:
+            return Refusal("decodes to too much", text)
+        if "of memory" in text:
+            return Refusal("needs too much memory", f"{text} (data.media.memory)")
+        return Refusal("takes too long", f"{text} (data.media.time_s)")
     if found := _BAD.fullmatch(text):
         return Refusal(found[1], found[2])
     if found := _RAISED.fullmatch(text):

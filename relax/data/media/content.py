@@ -26,6 +26,8 @@ FORMATS = (
 _UNKNOWN_BYTES = 0x7FFFFF00
 """What a program that cannot seek back writes for a length is at least this, or 0."""
 _MAX_DETAIL = 300
+_OBJECT = re.compile(r"\s*<[\w.]+ (?:object at|name=)[^>]*>")
+"""How Python shows an open file, by an address or number that is another in every process."""
 
 
 class BadMedium(DataError):
@@ -45,7 +47,7 @@ def blamed(reason: str, what: str) -> Iterator[None]:
     except (BadMedium, MemoryError):
         raise
     except Exception as error:  # decoders raise anything, struct.error and KeyError included
-        said = str(error) or type(error).__name__
+        said = _OBJECT.sub("", str(error)) or type(error).__name__
         raise BadMedium("truncated" if "truncated" in said.lower() else reason, f"{what}: {said}") from error
 
 
@@ -56,9 +58,9 @@ def open_content(content: bytes | str, max_bytes: int | None = None) -> Iterator
         size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
         if size == 0:
-            raise BadMedium("empty", "it has no bytes")
+            raise BadMedium("empty medium", "it has no bytes")
         if max_bytes is not None and size > max_bytes:
-            raise BadMedium("too many bytes", f"{size} bytes, at most {max_bytes} are read")
+            raise BadMedium("too large a medium", f"{size} bytes, at most {max_bytes} are read")
         yield stream
 
 
@@ -66,9 +68,9 @@ def _open_file(path: str) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer must not block
     except FileNotFoundError:
-        raise BadMedium("missing", f"there is no file {path}") from None
+        raise BadMedium("missing medium", f"there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise BadMedium("unreadable", f"{path}: {error}") from error
+        raise BadMedium("unreadable medium", f"{path}: {error}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BadMedium("not a file", f"{path} is a folder, a pipe or a device")
@@ -86,7 +88,7 @@ def read_packed(stream: BinaryIO, name: str) -> tuple[Any, dict[str, Any]]:
             "wrong array", f"one array named {name!r} is expected, found {', '.join(map(repr, arrays)) or 'none'}"
         )
     if arrays[name].size == 0:
-        raise BadMedium("empty", f"the array has shape {list(arrays[name].shape)}")
+        raise BadMedium("empty medium", f"the array has shape {list(arrays[name].shape)}")
     return arrays[name], header or {}
 
 

@@ -89,7 +89,7 @@ def _from_pil(held: Held, limits: EmbeddedLimits) -> bytes:
     image = held.value
     width, height = image.size
     if width * height > limits.max_pixels:
-        raise Refusal("too large a medium", f"an image of {width} x {height} pixels, at most {limits.max_pixels}")
+        raise Refusal("too many pixels", f"{width} x {height}, at most {limits.max_pixels} are decoded")
     try:
         if image.mode not in _PNG_MODES | _TIFF_MODES:
             image = image.convert("RGBA" if "A" in image.mode.upper() else "RGB")
@@ -100,7 +100,7 @@ def _from_pil(held: Held, limits: EmbeddedLimits) -> bytes:
         else:
             image.save(buffer, "TIFF", exif=orientation)
     except Exception as error:  # opened lazily, so that saving it decodes it: PIL raises whatever the damage led to
-        raise Refusal("broken image", f"a PIL image: {type(error).__name__}: {error}") from error
+        raise Refusal("damaged", f"a PIL image: {type(error).__name__}: {error}") from error
     return buffer.getvalue()
 
 
@@ -109,10 +109,10 @@ def _from_array(held: Held, limits: EmbeddedLimits) -> bytes:
         array = np.asarray(held.value)
     except Exception as error:  # lists of unequal lengths, tensors of another device, classes of their own
         raise Refusal("mistyped medium", f"the {held.modality} is no array: {error}") from error
-    if array.dtype.kind not in "biuf" or array.size == 0:
-        raise Refusal(
-            "mistyped medium", f"the {held.modality} is an array of {array.dtype} with shape {list(array.shape)}"
-        )
+    if array.dtype.kind not in "biuf":
+        raise Refusal("mistyped medium", f"the {held.modality} is an array of {array.dtype}; expected numbers")
+    if array.size == 0:
+        raise Refusal("empty medium", f"the {held.modality} is an array of shape {list(array.shape)}")
     if array.nbytes > limits.max_bytes:
         raise _too_large(held, array.nbytes, limits)
     if held.modality == "audio":

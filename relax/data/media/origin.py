@@ -6,13 +6,13 @@ place of a record. A record that was read a moment ago is not read again; any ot
 
 import glob
 import os
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from relax.data.config import SourceConfig
 from relax.data.dataset import DataSet, Refusal
+from relax.data.media.recent import Recent
 from relax.data.media.reference import Held, RecordMedia, raw_medium
 
 SCHEME = "record:"
@@ -37,8 +37,7 @@ class Origins:
         self._has_roots = has_roots
         self._kept_bytes = kept_bytes
         self._origins: dict[str, _Origin] = {}
-        self._recent: OrderedDict[str, list[Held]] = OrderedDict()
-        self._recent_bytes = 0
+        self._recent: Recent[list[Held]] = Recent(kept_bytes)
 
     def register(self, dataset: DataSet, config: SourceConfig) -> None:
         """Know a source before any of its records is read: a resumed run asks for media of prompts that it read before.
@@ -55,13 +54,8 @@ class Origins:
     def keep(self, reader: RecordMedia) -> None:
         """Remember what a record holds, for the reader of its media who comes soon."""
         size = sum(_num_bytes(held) for held in reader.held)
-        if not reader.held or size > self._kept_bytes or reader.origin in self._recent:
-            return
-        self._recent[reader.origin] = reader.held
-        self._recent_bytes += size
-        while self._recent_bytes > self._kept_bytes:
-            _, left = self._recent.popitem(last=False)
-            self._recent_bytes -= sum(_num_bytes(held) for held in left)
+        if reader.held and size <= self._kept_bytes and reader.origin not in self._recent:
+            self._recent.put(reader.origin, reader.held, size)
 
     def medium(self, uri: str) -> Held:
         """The medium that `record:SOURCE/INDEX/N` names. Raises Refusal; DataError when its file changed under the run."""
@@ -72,7 +66,6 @@ class Origins:
             raise Refusal("missing medium", f"{uri!r} names no record of this run")
         recent = self._recent.get(where)
         if recent is not None and int(number) < len(recent):
-            self._recent.move_to_end(where)
             return recent[int(number)]
         if int(index) >= len(origin.dataset):
             raise Refusal("missing medium", f"source {label!r} has no record {index}")

@@ -9,19 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from relax.core.completion import Ints
 from relax.core.error import DataError
-from relax.core.media import Medium, Modality
+from relax.core.media import Medium, Modality, miscounted
 from relax.core.message import MediaPart, Message, Prompt, TextPart
 from relax.core.protocol import Renderer
 from relax.data.dataset import Refusal
+from relax.data.media.reference import shown_uri
 from relax.data.media.store import MediaStore
 from relax.data.quarantine import EXCERPT_CHARACTERS, Quarantine
 from relax.data.stream import PromptRules, check_length
-
-_SHOWN_URI = 200
 
 
 class PromptPreparer:
@@ -102,19 +99,16 @@ def _are_same(shown: Sequence[MediaPart], parts: Sequence[MediaPart]) -> bool:
 
 def check_placeholders(token_ids: Ints, placeholders: Mapping[Modality, int], media: Sequence[Medium]) -> None:
     """Raises Refusal unless a prompt's tokens hold as many placeholders of each modality as its media have features (MM1)."""
-    for modality, token_id in placeholders.items():
-        count = int(np.count_nonzero(np.asarray(token_ids) == token_id))
-        features = sum(medium.num_tokens for medium in media if medium.modality == modality)
-        if count != features:
-            raise Refusal(
-                "placeholders and features differ",
-                f"{count} tokens stand for {modality}, its encoder gives {features} features",
-            )
+    for modality, count, features in miscounted(token_ids, placeholders, media):
+        raise Refusal(
+            "placeholders and features differ",
+            f"{count} tokens stand for {modality}, its encoder gives {features} features",
+        )
 
 
 def _excerpt(prompt: Prompt) -> str:
     shown = [
-        {"role": message.role, "text": message.text, "media": [part.uri[:_SHOWN_URI] for part in message.media]}
+        {"role": message.role, "text": message.text, "media": [shown_uri(part.uri) for part in message.media]}
         for message in prompt.messages
     ]
     return json.dumps(shown)[:EXCERPT_CHARACTERS]

@@ -7,7 +7,7 @@ numbered as they are met, so that `record:SOURCE/INDEX/N` always means the same 
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote
@@ -41,6 +41,7 @@ _BASE64 = re.compile(
 """Text without a scheme is base64 when it starts as PNG, JPEG, GIF, RIFF, TIFF, BMP, Ogg, FLAC, MP3, Matroska or MP4 do, and
 holds nothing that base64 has not; any other is a path."""
 _LONGEST_PATH = 4096
+_SHOWN_URI, _SHOWN_DATA = 200, 40
 _MAX_RATE = 10_000_000
 _MAX_DIMENSIONS = 5
 
@@ -236,6 +237,26 @@ def raw_medium(value: Any, config: SourceConfig, number: int) -> Held:
 def file_uri(path: str) -> str:
     """`path`, which is absolute, as a URL."""
     return "file://" + quote(path)
+
+
+def given_part(part: MediaPart) -> MediaPart:
+    """The part with its options read as those of a record are: an environment makes parts too. Raises Refusal."""
+    if not isinstance(part.type, str) or part.type not in _OPTIONS:
+        raise Refusal("unsupported modality", f"a part of type {part.type!r:.40}; it is one of {', '.join(_OPTIONS)}")
+    if not isinstance(part.uri, str) or not isinstance(part.digest, str):
+        name, value = ("digest", part.digest) if isinstance(part.uri, str) else ("uri", part.uri)
+        raise Refusal("mistyped medium", f"{name} of the {part.type} is a {type(value).__name__}, expected text")
+    _check_text(part.type, part.uri)
+    if not isinstance(part.options, Mapping):
+        found = type(part.options).__name__
+        raise Refusal("mistyped media option", f"options of the {part.type} are a {found}, expected a mapping")
+    return replace(part, options=_read_options(part.type, part.options))
+
+
+def shown_uri(uri: str) -> str:
+    """As much of it as a message has room for; the content of a data URI says nothing to a reader."""
+    most = _SHOWN_DATA if uri[:5].lower() == "data:" else _SHOWN_URI
+    return uri if len(uri) <= most else uri[:most] + "..."
 
 
 def _is_nothing(value: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from relax.config.media import MediaSection
 from relax.core.completion import frozen
 from relax.core.error import DataError, InvariantError
-from relax.core.media import Medium, Modality, pack_media, unpack_arrays, unpack_media
+from relax.core.media import Medium, pack_media, unpack_arrays, unpack_media
 from relax.core.message import Json, MediaPart
 from relax.core.protocol import Limits, Pool
 from relax.data.dataset import Refusal
@@ -32,7 +32,8 @@ from relax.data.media.batch import MAX_CALLS, SMALL_BYTES, CodecBatches
 from relax.data.media.cache import FeatureCache
 from relax.data.media.content import BadMedium
 from relax.data.media.flight import Flights
-from relax.data.media.reference import Form, Held
+from relax.data.media.recent import Recent
+from relax.data.media.reference import given_part, shown_uri
 from relax.model.family import Family
 from relax.model.feature import narrow
 
@@ -42,7 +43,6 @@ FORMAT = 1
 """Counts up when equal content would give other features, so that what was cached before is not used."""
 _MAX_FACTS = 65536
 _LONG_URI = 4096
-_SHOWN_URI = 200
 _SPOOLED_BYTES = 4 << 20
 _MAX_RESULT_BYTES = 1 << 31
 """What the process pool gives back at most."""
@@ -75,8 +75,7 @@ class MediaStore:
         self._looks: Flights[MediaPart] = Flights()
         self._loads: Flights[tuple[Medium, ...]] = Flights()
         self._facts: OrderedDict[str, dict[str, Json]] = OrderedDict()
-        self._held: OrderedDict[str, tuple[Medium, ...]] = OrderedDict()
-        self._held_bytes = 0
+        self._held: Recent[tuple[Medium, ...]] = Recent(int(section.held_bytes))
         # Decoded pixels wait for their features in memory: no more of them than decoders, and the one at work.
         self._working = asyncio.Semaphore(section.processes + 1)
         self._working_small = asyncio.Semaphore(MAX_CALLS * (section.processes + 1))
@@ -89,16 +88,13 @@ class MediaStore:
         await asyncio.gather(self._looks.close(), self._loads.close())
         await self._batches.close()
 
-    async def add(self, modality: Modality, content: Any, rate: float | None = None, **options: Json) -> MediaPart:
-        """A part for what lies in no file: bytes of one, a PIL image, or an array (a sound's and a video's with its `rate`)."""
-        form: Form = "bytes" if isinstance(content, bytes) else "array"
-        if hasattr(content, "getexif"):
-            form = "pil"
-        found = await self._access.add(Held(modality, form, content, rate))
-        return MediaPart(modality, found.uri, options=options)
-
     async def look(self, part: MediaPart, source: str | None = None) -> MediaPart:
         """The part with its digest, its facts and every option that its decoding depends on. Raises Refusal."""
+        try:
+            part = given_part(part)
+        except Refusal as refusal:
+            self.refused[refusal.reason] += 1
+            raise
         part = replace(part, options=self._merged(part))
         if len(part.uri) > _LONG_URI:  # a data URI: too long for a key that is kept
             return await self._counted(part, self._look(part, source))
@@ -129,7 +125,7 @@ class MediaStore:
             return await work
         except Refusal as refusal:
             self.refused[refusal.reason] += 1
-            uri = part.uri[:_SHOWN_URI]
+            uri = shown_uri(part.uri)
             if uri in refusal.detail:
                 raise
             raise Refusal(refusal.reason, f"{part.type} {uri!r}: {refusal.detail}", refusal.excerpt) from refusal
@@ -180,7 +176,7 @@ class MediaStore:
         """The family, if it reads such a part. Raises Refusal."""
         if self.family is None:
             raise Refusal(
-                "text only", f"the model reads text only, and {part.type} {part.uri[:_SHOWN_URI]!r} is in the prompt"
+                "text only", f"the model reads text only, and {part.type} {shown_uri(part.uri)!r} is in the prompt"
             )
         if part.type not in self.family.modalities:
             known = ", ".join(self.family.modalities)
@@ -213,7 +209,7 @@ class MediaStore:
 
     async def _load_one(self, part: MediaPart) -> tuple[Medium, ...]:
         if not part.digest or not part.facts:
-            raise InvariantError("MM2", f"{part.type} {part.uri[:_SHOWN_URI]!r} was not looked at before it is loaded")
+            raise InvariantError("MM2", f"{part.type} {shown_uri(part.uri)!r} was not looked at before it is loaded")
         family = self._reads(part)
         target = _target(family, part)
         facts = [FORMAT, family.key(part), part.digest, part.type, dict(part.options), target, self.section.dtype]
@@ -221,7 +217,6 @@ class MediaStore:
         held = self._held.get(key)
         if held is not None:
             self._counts["memory_hits"] += 1
-            self._held.move_to_end(key)
             return held
         return await self._counted(part, self._loads.run(key, lambda: self._load(family, part, dict(target), key)))
 
@@ -296,14 +291,7 @@ class MediaStore:
         return tuple(media), pack_media(media)
 
     def _hold(self, key: str, media: tuple[Medium, ...]) -> None:
-        """Keep features in memory; those used longest ago go, the newest stay whatever they weigh."""
-        self._held_bytes += sum(medium.num_bytes for medium in media)
-        for medium in self._held.pop(key, ()):
-            self._held_bytes -= medium.num_bytes
-        self._held[key] = media
-        while self._held_bytes > int(self.section.held_bytes) and len(self._held) > 1:
-            _, left = self._held.popitem(last=False)
-            self._held_bytes -= sum(medium.num_bytes for medium in left)
+        self._held.put(key, media, sum(medium.num_bytes for medium in media))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -368,7 +356,7 @@ def _is_finite(array: npt.NDArray[Any], dtype: str | None) -> bool:
 def _changed(part: MediaPart) -> Refusal:
     return Refusal(
         "changed medium",
-        f"{part.uri[:_SHOWN_URI]!r} is not what it was when it was looked at; do not change media while a run reads them",
+        f"{shown_uri(part.uri)!r} is not what it was when it was looked at; do not change media while a run reads them",
     )
 
 

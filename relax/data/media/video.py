@@ -83,7 +83,8 @@ def _describe(
     taken = max(0.0, (seconds if end is None else min(seconds, end)) - start)
     if taken <= 0:
         raise BadMedium(
-            "nothing left", f"{seconds:.2f} s of video, trimmed to start {start:g} s in and to end at {end}"
+            "nothing left",
+            f"the video has {seconds:.2f} s, start is {start:g} s{'' if end is None else f', end {end:g} s'}",
         )
     max_s = limits.get("max_s")
     if max_s is not None and taken > max_s:

@@ -4,7 +4,6 @@ Used by the batcher on the compute thread. Outputs are kept by medium, so that a
 Invariant: whatever is kept was made by the weights that serve now (WS6), and is worth at most `max_tokens` encoder tokens.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from relax.core.media import Medium
 from relax.engines.refusal import RefusedError
 from relax.engines.torch.request import Request
 from relax.model.family import Encoding, Family
+from relax.model.kept import KeptEncodings
 
 Encoded = dict[str, Encoding | EngineError]
 """By the key of a medium: what its encoder made of it, or why there is nothing."""
@@ -29,12 +29,9 @@ class Encoder:
     ) -> None:
         self._model = model
         self._family = family
-        self._max_tokens = max_tokens
         self._exact = exact
-        self._kept: OrderedDict[str, tuple[int, Encoding]] = OrderedDict()
+        self._kept = KeptEncodings(max_tokens)
         self.batch_tokens = batch_tokens
-        self.tokens = 0
-        """Encoder tokens that the kept outputs stand for."""
         self.encoded = 0
         """Media that went through an encoder."""
 
@@ -51,29 +48,26 @@ class Encoder:
 
     def missing(self, media: Iterable[Medium]) -> dict[str, Medium]:
         """Those media, by key, that would have to be encoded."""
-        return {medium.key: medium for medium in media if medium.key not in self._kept}
+        return {medium.key: medium for medium in media if medium not in self._kept}
 
     def encode(self, media: Sequence[Medium]) -> Encoded:
         """The outputs for all media of a prefill, each made at most once; they are valid whatever is evicted meanwhile."""
         found: Encoded = {}
         for medium in media:
-            if medium.key in self._kept:
-                self._kept.move_to_end(medium.key)
-                found[medium.key] = self._kept[medium.key][1]
+            kept = self._kept.get(medium)
+            if kept is not None:
+                found[medium.key] = kept
         for batch in self._batches(self.missing(media).values()):
             found |= self._encode_batch(batch)
         return found
 
     def drop(self, media: Iterable[Medium]) -> None:
         """Forget the outputs for these media, which may hold values that are not finite."""
-        for medium in media:
-            tokens, _ = self._kept.pop(medium.key, (0, None))
-            self.tokens -= tokens
+        self._kept.drop(media)
 
     def clear(self) -> None:
         """Other weights serve from now on."""
         self._kept.clear()
-        self.tokens = 0
 
     def _batches(self, media: Iterable[Medium]) -> Iterator[list[Medium]]:
         batch: list[Medium] = []
@@ -105,14 +99,5 @@ class Encoder:
                 f"[MM1] {medium.modality} {medium.key} has {medium.num_tokens} placeholders and its encoder gave"
                 f" {len(encoding.embeds)} features for {encoding.modality}"
             )
-        self._keep(medium, encoding)
+        self._kept.put(medium, encoding)
         return encoding
-
-    def _keep(self, medium: Medium, encoding: Encoding) -> None:
-        if medium.encoder_tokens > self._max_tokens:
-            return
-        while self.tokens + medium.encoder_tokens > self._max_tokens:
-            _, (tokens, _) = self._kept.popitem(last=False)
-            self.tokens -= tokens
-        self._kept[medium.key] = (medium.encoder_tokens, encoding)
-        self.tokens += medium.encoder_tokens

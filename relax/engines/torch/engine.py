@@ -67,7 +67,7 @@ class TorchEngine:
         self._encoder = Encoder(
             model,
             family,
-            max_tokens=config.encoder_tokens,
+            max_tokens=config.kept_encoder_tokens,
             batch_tokens=config.prefill_encoder_tokens,
             exact=deterministic,
         )

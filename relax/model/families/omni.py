@@ -131,7 +131,7 @@ class OmniFamily(PictureFamily):
         while waiting:
             medium = waiting.pop(0)
             if medium.modality == "image":
-                blocks.append(self._still(medium, "image_grid_thw"))
+                blocks.append(self._still(medium))
             elif medium.modality == "audio":
                 blocks.append(
                     Block((medium.modality,) * medium.num_tokens, line_offsets(medium.num_tokens), medium.num_tokens)

@@ -160,14 +160,12 @@ class PictureFamily:
     def _blocks(self, media: Sequence[Medium]) -> list[Block]:
         blocks: list[Block] = []
         for medium in media:
-            blocks += (
-                self._video_blocks(medium) if medium.modality == "video" else [self._still(medium, "image_grid_thw")]
-            )
+            blocks += self._video_blocks(medium) if medium.modality == "video" else [self._still(medium)]
         return blocks
 
-    def _still(self, medium: Medium, name: str) -> Block:
-        """A medium of one moment: behind it, text goes on as if it had been as many tokens as its longer side."""
-        grid = medium.arrays[name].tolist()
+    def _still(self, medium: Medium) -> Block:
+        """An image: behind it, text goes on as if it had been as many tokens as its longer side."""
+        grid = medium.arrays["image_grid_thw"].tolist()
         merge = self._image.merge_size
         offsets = grid_offsets(grid, merge)
         return Block((medium.modality,) * offsets.shape[1], offsets, max(grid[1:]) // merge)
