@@ -102,6 +102,15 @@ class DataSection(Config):
     def sources_have_different_names(self) -> Iterator[Violation]:
         yield from repeated_names("sources", self.sources)
 
+    @rule
+    def media_are_read_where_sources_have_them(self) -> Iterator[Violation]:
+        for index, source in enumerate(self.sources):
+            if self.media is None and getattr(source, "media_keys", None):
+                yield (
+                    ("sources", index, "media_keys"),
+                    "names media, but data.media is not set, so none is read; set data.media: {}, or leave media_keys out",
+                )
+
 
 class TaskConfig(Config):
     """How trajectories of one task are made and judged."""

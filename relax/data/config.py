@@ -77,6 +77,16 @@ class SourceConfig(ComponentConfig):
         return () if self.reference_key is None else (self.reference_key,)
 
     @rule
+    def every_modality_has_a_key_of_its_own(self) -> Iterator[Violation]:
+        for modality, key in self.media_keys.items():
+            others = [other for other, same in self.media_keys.items() if same == key and other < modality]
+            if others:
+                yield (
+                    ("media_keys", modality),
+                    f"is {key!r}, which holds {others[0]} too; a list holds media of one modality",
+                )
+
+    @rule
     def one_reference(self) -> Iterator[Violation]:
         usual = type(self).model_fields["reference_key"].default  # a run's own configuration names every key
         if self.preference and self.reference_key not in (None, usual):

@@ -19,6 +19,7 @@ from relax.core.media import Modality
 from relax.core.message import Json, MediaPart, Message
 from relax.core.protocol import Encoded
 from relax.data.control import ControlText, Guard
+from relax.data.media.reference import shown_uri
 from relax.data.slot import Content, MediaText, Pairs, Slot, in_order, protect, slots_of, texts_of
 from relax.data.template import ChatTemplate
 from relax.model.family import Family
@@ -171,7 +172,8 @@ class TextRenderer:
             if isinstance(part, MediaPart):
                 if self._media is None:
                     raise DataError(
-                        f"a {message.role} message holds {part.type} {part.uri!r}, but the model reads text only"
+                        f"a {message.role} message holds {part.type} {shown_uri(part.uri)!r}, but the model reads text only,"
+                        " or data.media is not set"
                     )
                 content.append(self._media.slot(part))
             elif content and isinstance(content[-1], str):

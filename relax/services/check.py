@@ -91,8 +91,8 @@ def check_run(config: RunConfig) -> list[str]:
         if config.bus.max_bytes < needed.num_bytes:
             problems.append(
                 f"bus.max_bytes: {config.bus.max_bytes} is too small for {path} ({stage.name}), which may need {needed.num_bytes}; "
-                "raise it, or lower groups_per_step, group_size, max_staleness, rollout.oversample, training.snapshot_every or "
-                "the token limits [TQ5]"
+                "raise it, or lower groups_per_step, group_size, max_staleness, rollout.oversample, training.snapshot_every, "
+                f"{'data.media.max_feature_bytes, ' if config.data.media is not None else ''}or the token limits [TQ5]"
             )
         schedule = config.schedule_of(stage)
         unfit = schedule.problem(stage.num_updates) if isinstance(schedule, ScheduleConfig) else None

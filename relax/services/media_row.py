@@ -7,13 +7,15 @@ its media in order; the features are found by key in its group's cell or in its 
 from collections.abc import Mapping, Sequence
 
 from relax.bus.row import Fetched, RowPut
-from relax.core.error import InvariantError
+from relax.core.error import DataError, InvariantError
 from relax.core.id import GroupId, index_of, parent_of
 from relax.core.media import MediaReader, Medium, pack_media, unpack_media
 from relax.core.message import Json, Prompt
 from relax.core.trajectory import Trajectory
 
 GROUP, TURN, KEYS = "media", "turn_media", "segment_media"
+MAX_REASON = 200
+"""Characters of a reason."""
 COLUMNS = (GROUP, TURN, KEYS)
 """Present in every row of a run that reads media, also of prompts without any (MM5)."""
 
@@ -66,6 +68,11 @@ class FetchedMedia:
         if id(cell) not in self._cells:
             self._cells[id(cell)] = {medium.key: medium for medium in unpack_media(cell)}
         return self._cells[id(cell)]
+
+
+def refusal_reason(error: DataError) -> str:
+    """Why media end a group, by kind, so that equal reasons count together; the quarantine has the particulars of each record."""
+    return f"media: {getattr(error, 'reason', error)}"[:MAX_REASON]
 
 
 async def read_prompt_media(reader: MediaReader, prompt: Prompt) -> tuple[Prompt, tuple[Medium, ...]]:

@@ -21,6 +21,7 @@ from relax.model.media import media_inputs, row_positions
 from tests.cases.media_chain import OMNI, SIGHT, Chain, facts_of, features, model_of
 from tests.data import media_sample as sample
 from tests.data.toy import source_config, write_lines
+from tests.model.media_case import counts, image, message, setting
 
 PICTURE = sample.picture(40, 24)
 
@@ -58,6 +59,18 @@ async def test_rule_tk5_mm4_placeholders_have_no_share_in_any_distribution(tmp_p
     for token in placeholders:
         with pytest.raises(InvariantError, match=rf"\[TK5\].*\[{token}\]"):
             token_logprobs(logits, torch.full((len(logits),), token), 1.0, allowed)
+
+
+def test_rule_tk4_characters_that_markers_are_made_of_stay_in_every_part_beside_media() -> None:
+    """The markers of one conversation are characters that none of its texts holds, wherever its media stand."""
+    one = setting("qwen3_vl")
+    words = ["\ue0003\ue001 <|image_pad|>", "\ue000\ue001", "\ue0020\ue003<|im_end|>"]
+    encoded = one.renderer.encode(
+        [message("user", image(16, 16), words[0], image(16, 16), words[1]), message("tool", words[2])]
+    )
+    assert counts(one, encoded.token_ids) == {"image": 8, "video": 0}
+    shown = one.tokenizer.decode(encoded.token_ids)
+    assert all(text in shown for text in words)
 
 
 async def test_rule_mm2_a_group_looks_and_decodes_once_for_all_its_siblings_and_turns(tmp_path: Path) -> None:

@@ -228,3 +228,11 @@ def test_the_conversion_on_the_page_of_qwen3_omni_makes_records_of_its_sources(t
     second = read_record(lines[1], videos, 1)  # type: ignore[arg-type]
     assert [(part.type, part.uri) for part in second.messages[0].media] == [("video", "file:./CLEVRER/video_2.mp4")]
     assert second.reference == "A"
+
+
+def test_media_keys_without_data_media_are_refused_and_so_is_one_key_for_two() -> None:
+    recipe = Path("recipes/omni-image-audio.yaml")
+    with pytest.raises(ConfigError, match=r"media_keys.*data.media is not set"):
+        load_config([recipe], ["data.media=null"])
+    with pytest.raises(ConfigError, match=r"media_keys.*holds audio too"):
+        load_config([recipe], ["data.sources.mixed.media_keys.image=audios"])

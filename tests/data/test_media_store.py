@@ -1,7 +1,6 @@
 """Media as features: computed once however many ask, kept in memory and on disk, refused with the reason."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import numpy as np
@@ -393,29 +392,6 @@ async def test_large_content_goes_to_the_decoder_through_a_file(tmp_path, monkey
     await store.load([await store.look(part)])
     assert [type(place) for place in pool.places] == [str, str]
     assert not any(Path(place).exists() for place in pool.places)  # noqa: ASYNC240
-
-
-async def test_case_f10_the_event_loop_goes_on_while_64_images_are_decoded(tmp_path):
-    """Pixels, features, hashes and files are all elsewhere; decoding itself is in processes (here: threads)."""
-    store = store_of(section_of(tmp_path))
-    parts = [image_part(tmp_path, f"{seed}.png", 64, 64, seed) for seed in range(64)]
-    gaps = []
-
-    async def watch():
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    watcher = asyncio.create_task(watch())
-    looked = await asyncio.gather(*map(store.look, parts))
-    await asyncio.gather(*(store.load([part]) for part in looked))
-    watcher.cancel()
-    assert store.counts["decoded"] == 64
-    assert len(gaps) > 3
-    assert sorted(gaps)[len(gaps) // 2] < 0.05
 
 
 async def test_closing_ends_what_is_in_the_air(tmp_path):

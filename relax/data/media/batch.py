@@ -74,7 +74,7 @@ class CodecBatches:
                     raise
         finally:
             # At once: a call that came between here and a callback of the task would count on a drain that is over.
-            self._drains.discard(asyncio.current_task())  # type: ignore[arg-type]
+            self._drains.discard(asyncio.current_task())
 
     async def _batch(self, calls: Sequence[_Call]) -> None:
         if len(calls) > 1:

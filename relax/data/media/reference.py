@@ -41,7 +41,7 @@ _BASE64 = re.compile(
 """Text without a scheme is base64 when it starts as PNG, JPEG, GIF, RIFF, TIFF, BMP, Ogg, FLAC, MP3, Matroska or MP4 do, and
 holds nothing that base64 has not; any other is a path."""
 _LONGEST_PATH = 4096
-_SHOWN_URI, _SHOWN_DATA = 200, 40
+_SHOWN_URI, _SHOWN_DATA = 200, 32
 _MAX_RATE = 10_000_000
 _MAX_DIMENSIONS = 5
 
@@ -241,16 +241,22 @@ def file_uri(path: str) -> str:
 
 def given_part(part: MediaPart) -> MediaPart:
     """The part with its options read as those of a record are: an environment makes parts too. Raises Refusal."""
-    if not isinstance(part.type, str) or part.type not in _OPTIONS:
-        raise Refusal("unsupported modality", f"a part of type {part.type!r:.40}; it is one of {', '.join(_OPTIONS)}")
-    if not isinstance(part.uri, str) or not isinstance(part.digest, str):
-        name, value = ("digest", part.digest) if isinstance(part.uri, str) else ("uri", part.uri)
-        raise Refusal("mistyped medium", f"{name} of the {part.type} is a {type(value).__name__}, expected text")
+    kind, uri, digest, options = _as_made(part)
+    if not isinstance(kind, str) or kind not in _OPTIONS:
+        raise Refusal("unsupported modality", f"a part of type {kind!r:.40}; it is one of {', '.join(_OPTIONS)}")
+    for name, value in (("uri", uri), ("digest", digest)):
+        if not isinstance(value, str):
+            raise Refusal("mistyped medium", f"{name} of the {kind} is a {type(value).__name__}, expected text")
     _check_text(part.type, part.uri)
-    if not isinstance(part.options, Mapping):
-        found = type(part.options).__name__
-        raise Refusal("mistyped media option", f"options of the {part.type} are a {found}, expected a mapping")
-    return replace(part, options=_read_options(part.type, part.options))
+    if not isinstance(options, Mapping):
+        found = type(options).__name__
+        raise Refusal("mistyped media option", f"options of the {kind} are a {found}, expected a mapping")
+    return replace(part, options=_read_options(part.type, options))
+
+
+def _as_made(part: MediaPart) -> tuple[Any, Any, Any, Any]:
+    """What it says, of whatever type its maker gave."""
+    return part.type, part.uri, part.digest, part.options
 
 
 def shown_uri(uri: str) -> str:

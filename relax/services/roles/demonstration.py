@@ -21,11 +21,8 @@ from relax.core.protocol import Renderer
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.consume import consume
-from relax.services.media_row import group_media_put, read_prompt_media
+from relax.services.media_row import MAX_REASON, group_media_put, read_prompt_media, refusal_reason
 from relax.services.row import trajectory_rows
-
-MAX_REASON = 200
-"""Characters of a reason."""
 
 
 class Demonstration:
@@ -57,7 +54,7 @@ class Demonstration:
         for group in groups:
             prompt, media = prompts[group]
             if isinstance(media, DataError):
-                await self._controller.end(group, "failed", f"media: {media}"[:MAX_REASON])
+                await self._controller.end(group, "failed", refusal_reason(media))
                 continue
             try:
                 trajectories = self.demonstrate(prompt, media or ())

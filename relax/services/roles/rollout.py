@@ -19,7 +19,7 @@ from relax.core.protocol import Generate, Renderer
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.media_row import GROUP as MEDIA
-from relax.services.media_row import group_media, group_media_put, read_prompt_media
+from relax.services.media_row import group_media, group_media_put, read_prompt_media, refusal_reason
 from relax.services.play import EpisodeLimits, Player
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
@@ -27,8 +27,6 @@ from relax.services.task import Task
 CONSUMER = "rollout"
 MAX_PREPARING = 32
 """Groups whose media are read at one time, ahead of those that run."""
-MAX_REASON = 200
-"""Characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class Rollout:
         except TimeoutError:
             return await self._controller.end(run.group, "failed", "media: not read within the task's timeout_s")
         except DataError as error:
-            return await self._controller.end(run.group, "failed", f"media: {error}"[:MAX_REASON])
+            return await self._controller.end(run.group, "failed", refusal_reason(error))
         except LateError:
             return None  # the group ended meanwhile
         finally:
