@@ -45,10 +45,10 @@ UNMEASURED, MEASURED = 3, 9
 """Steps of a short run: those that are left out at its beginning, and those that count."""
 AIM = 5.0
 REASON = (
-    "both do the same matrix products, most of TRL's step at this size; relax then adds the bookkeeping of every trajectory (bus, "
-    "gate, journal, ledger: see controller) on one event loop, which shares the cores with engine and trainer. Columnar puts of whole "
-    "groups, and training a group's shared prompt once, would take most of that away and make relax the faster one; 5x is out of reach "
-    "where the products alone take more than a fifth of TRL's step. Longer answers and larger models shrink the bookkeeping's share"
+    "both do the same matrix products, most of TRL's step at this size; relax saves some (siblings share their prompt) and adds the "
+    "bookkeeping of every trajectory (bus, gate, journal, ledger: see controller) on one event loop, which shares the cores with engine "
+    "and trainer. Columnar puts of whole groups would take much of that away; 5x is out of reach where the products alone take more than "
+    "a fifth of TRL's step. Longer answers and larger models shrink the bookkeeping's share"
 )
 
 
