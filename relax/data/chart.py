@@ -34,6 +34,7 @@ def bar_charts(
     *,
     bars: int = 3,
     size: int = 32,
+    ordered: bool = False,
     kinds: Mapping[str, int] | None = None,
     split: Split = "train",
     count: int | None = None,
@@ -41,7 +42,8 @@ def bar_charts(
 ) -> Iterator[dict[str, Any]]:
     """Records {prompt: "<image>highest? A red B blue C green", images: [PNG bytes], reference: "B", options: ["red", ...], kind}.
 
-    `bars` bars in a picture of `size` x `size` pixels. `kinds` is kind -> share (null: all alike); held-out records are the same
+    `bars` bars in a picture of `size` x `size` pixels, of colours in a drawn order, which the options name in another one; `ordered`:
+    always the first colours in one order, and the options alike, which a small model learns far sooner. `kinds` is kind -> share (null: all alike); held-out records are the same
     for every seed. `blank` gives an empty picture and leaves the rest as it is. Raises DataError for impossible arguments.
     """
     count = DEFAULT_COUNT.get(split, 0) if count is None else count
@@ -54,9 +56,9 @@ def bar_charts(
 
     def drawn(draw: Draw) -> tuple[tuple[str, list[str], list[int], list[str]], Any]:
         kind = draw.choice(asked)
-        colours = draw.distinct(list(COLOURS), bars)
+        colours = list(COLOURS)[:bars] if ordered else draw.distinct(list(COLOURS), bars)
         heights = [MIN_GAP * step for step in draw.distinct(range(1, (size - 2) // MIN_GAP + 1), bars)]
-        options = draw.distinct(colours, bars)
+        options = colours if ordered else draw.distinct(colours, bars)
         # The question is no part of it: a picture is on one side, whatever is asked of it.
         return (kind, colours, heights, options), (size, colours, heights)
 

@@ -269,3 +269,12 @@ def test_a_generator_source_names_them() -> None:
         media_keys={"image": "images", "audio": "audios"}
     )  # fmt: skip
     assert len(GeneratorDataSet(config)) == 5
+
+
+def test_ordered_charts_have_one_order_of_colours_and_options() -> None:
+    records = list(bar_charts(0, bars=3, size=48, ordered=True, count=60))
+    assert {tuple(record["options"]) for record in records} == {("red", "green", "blue")}
+    assert {record["prompt"].partition("?")[2] for record in records} == {" A red B green C blue"}
+    assert {record["reference"] for record in records} == {"A", "B", "C"}
+    assert len({record["images"][0] for record in records}) == 60
+    assert len({tuple(record["options"]) for record in bar_charts(0, bars=3, count=60)}) > 10
