@@ -43,9 +43,9 @@ def bar_charts(
     """Records {prompt: "<image>highest? A red B blue C green", images: [PNG bytes], reference: "B", options: ["red", ...], kind}.
 
     `bars` bars in a picture of `size` x `size` pixels, of colours in a drawn order, which the options name in another one; `ordered`:
-    always the first colours in one order, and the options alike, which a small model learns far sooner.
-    `kinds` is kind -> share (null: all alike); held-out records are the same
-    for every seed. `blank` gives an empty picture and leaves the rest as it is. Raises DataError for impossible arguments.
+    always the first colours in one order, and the options alike, which a small model learns far sooner. `kinds` is kind -> share
+    (null: all alike); held-out records are the same for every seed. `blank` gives an empty picture and leaves the rest as it is.
+    Raises DataError for impossible arguments.
     """
     count = DEFAULT_COUNT.get(split, 0) if count is None else count
     check_split("bar_charts", split, count)
