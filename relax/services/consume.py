@@ -15,10 +15,11 @@ from relax.services.access import BusAccess
 Work = Callable[[Fetched], Awaitable[Sequence[RowPut]]]
 
 
-async def consume(bus: BusAccess, consumer: str, max_rows: int, work: Work) -> NoReturn:
-    """Endless. `max_rows` units are leased at most at a time; whatever is ready goes together."""
+async def consume(bus: BusAccess, consumer: str, max_rows: int, work: Work, holder: str | None = None) -> NoReturn:
+    """Endless. `max_rows` units are leased at most at a time; whatever is ready goes together. `holder` is the name of one of
+    several replicas of the consumer."""
     while True:
-        receipt = await bus.take(consumer, consumer, max_rows)
+        receipt = await bus.take(consumer, holder or consumer, max_rows)
         try:
             rows = await work(await bus.fetch(receipt))
             if rows:

@@ -1,12 +1,11 @@
-"""Rates of the run, taken after each step: sampled tokens per second, idle share of each compute thread, loads.
+"""Rates of the roles in this process: sampled tokens per second, idle share of each compute thread, loads.
 
-Called by the run; its metrics go where every step's metrics go.
+Asked after each step; its metrics go where every step's metrics go.
 """
 
 import time
 
 from relax.services.assembly import Assembly
-from relax.services.projection import Projection
 
 MEDIA_COUNTS = ("looked_at", "decoded", "memory_hits", "disk_hits")
 MEDIA_SECONDS = ("fetch", "look", "decode", "features")
@@ -15,14 +14,14 @@ MEDIA_SECONDS = ("fetch", "look", "decode", "features")
 class Meter:
     """Differences since the last step, so that warm-up and evaluation do not blur later steps."""
 
-    def __init__(self, assembly: Assembly, projection: Projection) -> None:
-        self._assembly, self._projection = assembly, projection
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
         self._at = time.monotonic()
         self._busy: dict[str, float] = {}
         self._tokens = 0
 
-    async def step(self, step: int) -> None:
-        """Measure since the last call and record it under `step`."""
+    async def measure(self) -> dict[str, float]:
+        """Everything since the last call."""
         now = time.monotonic()
         elapsed, self._at = max(now - self._at, 1e-9), now
         metrics = {"step/seconds": elapsed}
@@ -35,7 +34,7 @@ class Meter:
         if "pool" in self._assembly.__dict__:
             pool = self._assembly.pool
             metrics |= {"pool/killed": pool.killed, "pool/crashed": pool.crashed}  # type: ignore[attr-defined]
-        self._projection.measure(step, {**metrics, **self._media()})
+        return {**metrics, **self._media()}
 
     def _media(self) -> dict[str, float]:
         """What reading media took so far; nothing in a run that reads text only."""

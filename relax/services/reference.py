@@ -4,6 +4,7 @@ Kept as a file of the run directory, so that a resumed run has the same referenc
 holds the reference role.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,24 @@ async def open_reference(assembly: "Assembly", path: Path, fresh: bool) -> tuple
     """A backend that holds the reference, on a thread of its own. With `fresh` the policy as it is now is written to `path`."""
     compute = assembly.compute("reference")
     model = await compute.run(assembly.copy_model)
-    await compute.run(_bind, model, path, fresh)
-    return assembly.make_backend(model), compute
+    if fresh:
+        await compute.run(write_reference, published_tensors(model), path)
+    return await bind_reference(assembly, model, path), compute
 
 
-def _bind(model: Any, path: Path, fresh: bool) -> None:
-    if not fresh and not path.exists():
+async def bind_reference(assembly: "Assembly", model: Any, path: Path) -> TrainBackend:
+    """A backend around `model`, which gets the weights in `path`. Raises UserError when they are gone."""
+    if not path.exists():
         raise UserError(
             f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again"
         )
-    if fresh:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in published_tensors(model).items()}
-        with written_aside(path) as aside:
-            save_file(tensors, aside)
-    bind_tensors(model, load_file(path))
+    await assembly.compute("reference").run(lambda: bind_tensors(model, load_file(path)))
+    return assembly.make_backend(model)
+
+
+def write_reference(tensors: Mapping[str, Any], path: Path) -> None:
+    """Make the policy with these tensors the reference at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    with written_aside(path) as aside:
+        save_file(kept, aside)

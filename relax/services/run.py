@@ -1,12 +1,12 @@
 """One whole run: its stages in order, publication, evaluation, checkpoints, resume, and a clean end on every path.
 
-Called by `relax train`. The process that calls it is the unit of failure on the local runtime (RR1): what ends the run
-leaves a ledger, and a checkpoint to resume from.
+Called by `relax train`, or by the process of the controller on a runtime with several. What ends the run leaves a ledger, and a
+checkpoint to resume from (RR1).
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -25,22 +25,19 @@ from relax.services.assembly import Assembly
 from relax.services.best import open_checkpoints
 from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
-from relax.services.dump import BatchDump
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
-from relax.services.meter import Meter
+from relax.services.local_site import LocalSite
 from relax.services.monitors.hub import MonitorHub
-from relax.services.plan import make_plan
 from relax.services.projection import Projection
-from relax.services.publisher import Publisher
 from relax.services.recovery import RecoveredStage, StagePlace, recover
-from relax.services.reference import open_reference
 from relax.services.register import Register
 from relax.services.resume import RunState, check_stages, complete_states, newest_state
-from relax.services.roles.evaluation import Evaluation, EvaluationResult
+from relax.services.roles.evaluation import EvaluationResult
 from relax.services.sample_file import SampleFiles
-from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
-from relax.services.stage import Crew, StageSetup, run_stage
+from relax.services.site import Control, Hooks, Site
+from relax.services.snapshot import KEPT, Snapshots, StageCursor
+from relax.services.stage import run_stage
 from relax.services.stall import watch
 from relax.services.summary import write_summary
 from relax.services.timeline import Timeline
@@ -62,12 +59,23 @@ class StageProgress:
 
 
 class Run:
-    """`resume` goes on from the newest complete checkpoint of the directory; without one the run starts again from the data."""
+    """`resume` goes on from the newest complete checkpoint of the directory; without one the run starts again from the data.
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, resume: bool = False) -> None:
+    `site` says where the roles are; `assembly` makes what the run itself needs: data, stages, and the names in the tree.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        hub: MonitorHub,
+        resume: bool = False,
+        make_site: Callable[[Assembly, RunDirectory], Site] | None = None,
+    ) -> None:
         self._config, self._directory, self._hub = config, directory, hub
         self._timeline = Timeline(directory.timeline, config.run.timeline.every, config.run.timeline.steps)
         self._assembly = Assembly(config, Quarantine(directory.quarantine), timeline=self._timeline)
+        self._site: Site = (make_site or LocalSite)(self._assembly, directory)
         self._samples = SampleFiles(directory.samples, config.run.samples.every, config.run.samples.keep)
         self._checkpoints = open_checkpoints(config, directory)
         self._snapshot_store = CheckpointStore(directory.snapshots, KEPT)
@@ -75,6 +83,7 @@ class Run:
         self._state: RunState | None = None
         self._recovered: RecoveredStage | None = None
         self._resume = resume
+        self._incarnation = 0
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
 
@@ -87,6 +96,7 @@ class Run:
             stack.push_async_callback(self._timeline.close)
             stack.push_async_callback(self._samples.close)
             stack.push_async_callback(self._assembly.close)
+            stack.push_async_callback(self._site.close)
             stack.callback(self._close_journal)
             await self._build()
             stack.enter_context(calm_collector())
@@ -100,8 +110,8 @@ class Run:
         failure: NoProgressError | None = None
         is_stopped = False
         async with TaskSet("run") as tasks:
-            if self._evaluation is not None:
-                tasks.start("evaluation", self._evaluation.run(), endless=True)
+            if self._site.evaluation is not None:
+                tasks.start("evaluation", self._site.evaluation.run(), endless=True)
             tasks.start("monitors", self._hub.run(), endless=True)
             stall_watch = watch(self._progress_mark, self._stall_report, self._config.run.stall_s)
             tasks.start("stall watch", stall_watch, endless=True)
@@ -128,7 +138,7 @@ class Run:
 
     def _progress_mark(self) -> tuple[float, ...]:
         """Changes whenever anything happens: an event, or work on a compute thread."""
-        return (self._log.last_number, *(compute.busy_s for compute in self._assembly.computes.values()))
+        return (self._log.last_number, *self._site.progress())
 
     def _stall_report(self) -> str:
         events = [f"{event.kind} {dict(event.data)}"[:200] for event in self._log.events()[-10:]]
@@ -138,7 +148,6 @@ class Run:
 
     async def _build(self) -> None:
         config, assembly = self._config, self._assembly
-        await assembly.check_pool()
         for stream in assembly.supply.streams.values():
             stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
@@ -157,24 +166,12 @@ class Run:
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
         self._snapshots = self._make_snapshots()
-        self._meter = Meter(assembly, self._projection)
-        self._evaluation = self._make_evaluation()
+        hooks = Hooks(self._before_step, self._after_step, lambda: self._log.last_number, self._report_evaluation)
+        await self._site.open(hooks)
         if self._resume:
             self._restore()
         elif self._journal is not None:
             self._journal.begin(1)
-        samples = any(make_plan(assembly.algorithm(node)).samples for node in config.stages)
-        updaters = [assembly.fleet] if samples else []
-        self._publisher = Publisher(
-            assembly.store,
-            assembly.backend,
-            assembly.compute("trainer"),
-            updaters,
-            assembly.probe,
-            self._after_step,
-            incarnation=self._state.incarnation + 1 if self._state else 0,
-            before_step=self._before_step,
-        )
 
     def _make_snapshots(self) -> Snapshots:
         config, assembly = self._config, self._assembly
@@ -187,25 +184,8 @@ class Run:
             self._checkpoints,
             [(stage.name, stage.steps) for stage in config.stages],
             lambda: {name: stream.state() for name, stream in assembly.supply.streams.items()},
-            lambda: self._publisher.version.incarnation,
-            lambda: Trainable(assembly.backend, assembly.compute("trainer"), assembly.compute("ledger")),
-        )
-
-    def _make_evaluation(self) -> Evaluation | None:
-        sets = self._assembly.evaluation_sets()
-        if not sets:
-            return None
-        return Evaluation(
-            self._assembly.engine("evaluation"),
-            self._assembly.store,
-            self._assembly.renderer,
-            self._assembly.tasks,
-            sets,
-            self._assembly.limits,
-            self._assembly.slots,
-            lambda: self._log.last_number,
-            self._report_evaluation,
-            media=self._assembly.supply.media,
+            lambda: self._site.trainer.version.incarnation,
+            lambda: self._site.trainer.trainable(),
         )
 
     def _restore(self) -> None:
@@ -230,7 +210,7 @@ class Run:
                 f"{self._directory.ledger} holds {found_groups} ended groups of the {state.num_final} that it had at step "
                 f"{state.step}: it is gone, or an older copy; bring it back, or start a new run from the checkpoint's model"
             )
-        self._state = state
+        self._state, self._incarnation = state, state.incarnation + 1
         self._samples.start_at(state.step)
         stage = self._config.stages[state.stage]
         if accepted or stage.steps < dict(state.stages)[stage.name]:
@@ -238,8 +218,8 @@ class Run:
             state = replace(state, bus=None)
         self._snapshots.adopt(complete_states(self._snapshot_store))
         self._recovered = recover(state, self._journal, self._log, self._controller, self._place)
-        if self._evaluation is not None:
-            self._evaluation.next_number = self._ledger.next_evaluation()
+        if self._site.evaluation is not None:
+            self._site.evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
             self._evaluated = {step for step, _ in self._ledger.metric(known)}
 
@@ -293,51 +273,28 @@ class Run:
         began = time.monotonic()
         bus = None if recovered is None else recovered.index
         try:
-            await run_stage(await self._crew(setup, fresh=start == first), setup, source, bus)
+            control = Control(self._controller, self._log, self._journal)
+            await run_stage(await self._site.crew(control, setup, fresh=start == first), setup, source, bus)
         finally:
             seconds = self._progress.seconds
             seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
 
     async def _begin_stage(self, index: int, start: int) -> None:
         """Optimizer and weights, and the first version of this process."""
-        assembly, state = self._assembly, self._state
+        state, trainer = self._state, self._site.trainer
         if state is not None:
-            await self._assembly.begin_optimizer(state.stage)
-            await assembly.compute("trainer").run(assembly.backend.load, str(self._folder))
+            await trainer.load(state.stage, self._folder)
         if state is None or state.stage != index:
-            await self._assembly.begin_optimizer(index)
+            await trainer.begin(index)
         self._state = None
-        if assembly.store.latest is None:
-            await self._publisher.first(start)
-        await self._evaluate(self._publisher.version)
-
-    async def _crew(self, setup: StageSetup, fresh: bool) -> Crew:
-        assembly = self._assembly
-        reference = None
-        if "reference" in setup.plan.roles:
-            reference = await open_reference(assembly, self._directory.reference(setup.bounds.name), fresh)
-        return Crew(
-            controller=self._controller,
-            log=self._log,
-            clock=assembly.clock,
-            backend=assembly.backend,
-            compute=assembly.compute("trainer"),
-            publish=self._publisher,
-            dump=BatchDump(self._directory.dumps),
-            renderer=assembly.renderer,
-            tasks=assembly.tasks,
-            fleet=assembly.fleet if setup.plan.samples else None,
-            reference=reference,
-            media=assembly.supply.media,
-            wrap=assembly.wrap,
-            journal=self._journal,
-        )
+        await trainer.first(start, self._incarnation)
+        await self._evaluate(trainer.version)
 
     # --- after each step ---
 
     async def _after_step(self, version: Version) -> None:
         step, config, progress = version.number, self._config, self._progress
-        await self._meter.step(step - 1)
+        self._projection.measure(step - 1, await self._site.measure())
         await self._evaluate(version)
         if step == progress.end or step % config.training.checkpoint.every == 0:
             await self._settle_evaluation()
@@ -351,17 +308,17 @@ class Run:
         """Request an evaluation when one is due and not done: at both ends of a stage and every `eval.every` steps."""
         step, progress, every = version.number, self._progress, self._config.eval.every
         is_due = step in (progress.first, progress.end) or (every > 0 and (step - progress.first) % every == 0)
-        if self._evaluation is not None and is_due and step not in self._evaluated:
+        if self._site.evaluation is not None and is_due and step not in self._evaluated:
             self._evaluated.add(step)
-            await self._evaluation.request(version, step)
+            await self._site.evaluation.request(version, step)
 
     def _report_evaluation(self, result: EvaluationResult) -> None:
         self._projection.evaluated(result.rows)
         self._projection.measure(result.step, result.metrics)
 
     async def _settle_evaluation(self) -> None:
-        if self._evaluation is not None:
-            await self._evaluation.idle()
+        if self._site.evaluation is not None:
+            await self._site.evaluation.idle()
 
     async def _before_step(self, step: int) -> None:
         """A version goes out only when its snapshot is complete (WS1)."""

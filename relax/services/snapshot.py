@@ -35,13 +35,25 @@ class StageCursor:
     source: Source | None = None
 
 
+class Trainable(Protocol):
+    """The trainer's state, and the thread that writes it."""
+
+    @property
+    def writer(self) -> Compute: ...
+
+    async def capture(self) -> Captured: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Trainable:
-    """The trainer's state and the threads that read and write it."""
+class LocalTrainable:
+    """The state of a backend in this process."""
 
     backend: TrainBackend
     compute: Compute
     writer: Compute
+
+    async def capture(self) -> Captured:
+        return await self.compute.run(self.backend.capture)
 
 
 class Snapshots:
@@ -120,7 +132,7 @@ class Snapshots:
 
     async def _write(self, store: Store, state: RunState) -> None:
         trainable = self._trainable()
-        captured = await trainable.compute.run(trainable.backend.capture)
+        captured = await trainable.capture()
         await trainable.writer.run(self._write_files, store, state, captured)
 
     def _write_files(self, store: Store, state: RunState, captured: Captured) -> None:

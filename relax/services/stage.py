@@ -4,9 +4,9 @@ Built by the run from configuration, and by the simulation from fakes; the roles
 loop is finite; every other loop is endless, and its return or failure ends the stage.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from relax.bus.index import BusIndex
 from relax.bus.journal import Journal
@@ -18,7 +18,7 @@ from relax.core.column import COLUMNS
 from relax.core.media import MediaReader
 from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Storage, TrainBackend
 from relax.runtime.task import TaskSet
-from relax.services.access import TRAINER
+from relax.services.access import TRAINER, BusAccess, ControllerAccess
 from relax.services.controller import Controller, GateSampler, StageBounds
 from relax.services.fleet import Fleet
 from relax.services.plan import Plan
@@ -48,9 +48,42 @@ class StageSetup:
     max_bytes: int
 
 
+class Crew(Protocol):
+    """Who works in a stage, here or in other processes, and the shared objects that they work with."""
+
+    @property
+    def controller(self) -> Controller: ...
+
+    @property
+    def log(self) -> MemoryLog: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def journal(self) -> Journal | None: ...
+
+    @property
+    def rollout_lease_s(self) -> float:
+        """How long a leased group may go without a put."""
+        ...
+
+    def live(self, setup: StageSetup) -> Callable[[], int | None]:
+        """What gives the highest version live on an engine that can take a request."""
+        ...
+
+    def start(self, tasks: TaskSet, setup: StageSetup, bus: TransferQueue) -> None:
+        """Start every role but the trainer."""
+        ...
+
+    async def train(self, setup: StageSetup, bus: TransferQueue) -> None:
+        """The trainer role, from the stage's first step to its last."""
+        ...
+
+
 @dataclass(slots=True)
-class Crew:
-    """What stages share: the controller, the trainer's backend, the engines, the tasks."""
+class LocalCrew:
+    """`Crew` in this process: the trainer's backend, the engines, the tasks."""
 
     controller: Controller
     log: MemoryLog
@@ -67,6 +100,43 @@ class Crew:
     media: MediaReader | None = None
     wrap: Wrap = lambda name, target: target
 
+    @property
+    def rollout_lease_s(self) -> float:
+        return rollout_lease_s((task.timeout_s, task.max_attempts) for task in self.tasks.values())
+
+    def live(self, setup: StageSetup) -> Callable[[], int | None]:
+        if setup.plan.samples and self.fleet is not None:
+            return self.fleet.live
+        return lambda: self.controller.gate.step
+
+    def start(self, tasks: TaskSet, setup: StageSetup, bus: TransferQueue) -> None:
+        if setup.plan.samples and self.fleet is not None:
+            self.fleet.start(tasks, self.controller.changed.notify)
+        parts = RoleParts(
+            self.wrap("bus", bus),
+            self.wrap("controller", self.controller),
+            self.renderer,
+            self.tasks,
+            None if self.fleet is None else self.wrap("generate", self.fleet.router),
+            self.reference,
+            self.media,
+        )
+        for role in setup.plan.roles:
+            start_role(role, tasks, setup, parts)
+
+    async def train(self, setup: StageSetup, bus: TransferQueue) -> None:
+        trainer = Trainer(
+            self.wrap("bus", bus),
+            self.wrap("controller", self.controller),
+            self.backend,
+            self.compute,
+            setup.algorithm,
+            setup.trainer,
+            self.publish,
+            self.dump,
+        )
+        await trainer.run(setup.bounds.first, setup.bounds.end)
+
 
 async def run_stage(crew: Crew, setup: StageSetup, source: Source, recovered: BusIndex | None = None) -> None:
     """Train the steps `bounds.first .. bounds.end - 1`, on the bus that an interrupted run left if there is one."""
@@ -74,72 +144,91 @@ async def run_stage(crew: Crew, setup: StageSetup, source: Source, recovered: Bu
     controller.register.observe = source.observe
     storage: Storage = MemoryStorage(COLUMNS) if crew.journal is None else crew.journal.storage
     bus = TransferQueue(COLUMNS, storage, crew.log, crew.clock, setup.max_rows, setup.max_bytes, recovered)
-    fleet = crew.fleet if setup.plan.samples else None
     begin = controller.begin_stage if recovered is None else controller.continue_stage
-    begin(bounds, bus, fleet.live if fleet is not None else lambda: controller.gate.step)
-    for subscription in subscriptions(setup.plan, _rollout_lease_s(crew.tasks)):
+    begin(bounds, bus, crew.live(setup))
+    for subscription in subscriptions(setup.plan, crew.rollout_lease_s):
         sampler = GateSampler(controller.gate) if subscription.consumer == TRAINER else None
         await bus.subscribe(subscription, sampler)
     stop_listening = crew.log.listen(controller.on_event)
     try:
         async with TaskSet(f"stage {bounds.name}") as tasks:
-            if fleet is not None:
-                fleet.start(tasks, controller.changed.notify)
-            _start_roles(tasks, crew, setup, bus)
+            crew.start(tasks, setup, bus)
             tasks.start("admission", controller.admit(iter(source)), endless=True)
-            trainer = _trainer(crew, setup, bus)
-            await trainer.run(bounds.first, bounds.end)
+            await crew.train(setup, bus)
     finally:
         stop_listening()
         await bus.close()
 
 
-def _start_roles(tasks: TaskSet, crew: Crew, setup: StageSetup, bus: TransferQueue) -> None:
-    """Start the loops of every role in the plan but the trainer's."""
-    bus_access, controller = crew.wrap("bus", bus), crew.wrap("controller", crew.controller)
-    for role in setup.plan.roles:
-        if role == "rollout":
-            assert crew.fleet is not None
-            generate: Generate = crew.wrap("generate", crew.fleet.router)
-            rollout = Rollout(bus_access, controller, generate, crew.renderer, crew.tasks, setup.rollout, crew.media)
-            tasks.start("rollout", rollout.run(), endless=True)
-        elif role == "demonstration":
-            demonstration = Demonstration(
-                bus_access,
-                controller,
-                crew.renderer,
-                setup.rollout.limits.max_context_tokens,
-                setup.algorithm.demonstrates,
-                media=crew.media,
-            )
-            tasks.start("demonstration", demonstration.run(), endless=True)
-        elif role == "reward":
-            reward = Reward(bus_access, controller, crew.tasks, setup.algorithm.reward_filter)
-            tasks.start("reward", reward.score(), endless=True)
-            tasks.start("verdict", reward.decide(), endless=True)
-        elif role == "advantage":
-            advantage = Advantage(bus_access, setup.algorithm)
-            tasks.start("advantage", advantage.run(), endless=True)
-        elif role == "reference":
-            assert crew.reference is not None
-            budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
-            reference = Reference(bus_access, *crew.reference, *budgets)
-            tasks.start("reference", reference.run(), endless=True)
+@dataclass(frozen=True, slots=True)
+class RoleParts:
+    """What roles are made of; `holder` is the name under which they hold leases, where a role has several replicas."""
+
+    bus: BusAccess
+    controller: ControllerAccess
+    renderer: Renderer
+    tasks: Mapping[str, Task]
+    generate: Generate | None = None
+    reference: tuple[TrainBackend, Compute] | None = None
+    media: MediaReader | None = None
+    holder: str | None = None
 
 
-def _trainer(crew: Crew, setup: StageSetup, bus: TransferQueue) -> Trainer:
-    return Trainer(
-        crew.wrap("bus", bus),
-        crew.wrap("controller", crew.controller),
-        crew.backend,
-        crew.compute,
-        setup.algorithm,
-        setup.trainer,
-        crew.publish,
-        crew.dump,
+def start_role(role: str, tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    """Start the loops of a role of the plan. The trainer's and those that it calls itself have none."""
+    start = _STARTS.get(role)
+    if start is not None:
+        start(tasks, setup, parts)
+
+
+def _start_rollout(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    assert parts.generate is not None
+    rollout = Rollout(
+        parts.bus, parts.controller, parts.generate, parts.renderer, parts.tasks, setup.rollout, parts.media
     )
+    tasks.start("rollout", rollout.run(), endless=True)
 
 
-def _rollout_lease_s(tasks: Mapping[str, Task]) -> float:
-    """How long a leased group may go without a put: its sibling first waits until another trajectory's attempts are over."""
-    return 60.0 + 2 * max((task.timeout_s * task.max_attempts for task in tasks.values()), default=0.0)
+def _start_demonstration(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    demonstration = Demonstration(
+        parts.bus,
+        parts.controller,
+        parts.renderer,
+        setup.rollout.limits.max_context_tokens,
+        setup.algorithm.demonstrates,
+        media=parts.media,
+    )
+    tasks.start("demonstration", demonstration.run(), endless=True)
+
+
+def _start_reward(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    reward = Reward(parts.bus, parts.controller, parts.tasks, setup.algorithm.reward_filter, parts.holder)
+    tasks.start("reward", reward.score(), endless=True)
+    tasks.start("verdict", reward.decide(), endless=True)
+
+
+def _start_advantage(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    tasks.start("advantage", Advantage(parts.bus, setup.algorithm).run(), endless=True)
+
+
+def _start_reference(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    assert parts.reference is not None
+    budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
+    reference = Reference(parts.bus, *parts.reference, *budgets)
+    tasks.start("reference", reference.run(), endless=True)
+
+
+_STARTS: Mapping[str, Callable[[TaskSet, StageSetup, RoleParts], None]] = {
+    "rollout": _start_rollout,
+    "demonstration": _start_demonstration,
+    "reward": _start_reward,
+    "advantage": _start_advantage,
+    "reference": _start_reference,
+}
+"""How each role with loops of its own is started."""
+
+
+def rollout_lease_s(tasks: Iterable[tuple[float, int]]) -> float:
+    """How long a leased group may go without a put, of (timeout_s, max_attempts) of every task: its sibling first waits until
+    another trajectory's attempts are over."""
+    return 60.0 + 2 * max((timeout_s * attempts for timeout_s, attempts in tasks), default=0.0)

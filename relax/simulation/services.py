@@ -38,8 +38,8 @@ from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.register import Register
 from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
-from relax.services.snapshot import Snapshots, StageCursor, Trainable
-from relax.services.stage import Crew, StageSetup, run_stage
+from relax.services.snapshot import LocalTrainable, Snapshots, StageCursor
+from relax.services.stage import LocalCrew, StageSetup, run_stage
 from relax.services.task import Task
 from relax.simulation.audit import Audit, check_space
 from relax.simulation.fake import (
@@ -121,7 +121,7 @@ class ServiceRun:
             [(stage.name, stage.steps) for stage in stages],
             dict,
             lambda: self.publisher.version.incarnation,
-            lambda: Trainable(self.backend, self.compute, self._compute()),
+            lambda: LocalTrainable(self.backend, self.compute, self._compute()),
         )
 
     # --- parts -------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class ServiceRun:
         self.resumed = None
         if self.store.latest is None:
             await self.publisher.first(begin)
-        crew = Crew(
+        crew = LocalCrew(
             controller=self.controller,
             log=self.log,
             clock=self.clock,

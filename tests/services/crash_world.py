@@ -35,7 +35,7 @@ from relax.services.recovery import Recovery, StagePlace, recover
 from relax.services.register import Register
 from relax.services.resume import RunState, complete_states, newest_state
 from relax.services.row import failed_row, trajectory_rows
-from relax.services.snapshot import KEPT, Snapshots, StageCursor, Trainable
+from relax.services.snapshot import KEPT, Snapshots, StageCursor, LocalTrainable
 from relax.training.checkpoint import CheckpointStore
 
 SUBSCRIPTIONS = (
@@ -155,7 +155,7 @@ class Life:
             [("only", plan.steps)],
             dict,
             lambda: 0,
-            lambda: Trainable(self, Inline(), Inline()),  # type: ignore[arg-type]
+            lambda: LocalTrainable(self, Inline(), Inline()),  # type: ignore[arg-type]
         )
         self.source = Learner()
         self.bus: TransferQueue | None = None

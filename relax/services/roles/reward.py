@@ -35,9 +35,11 @@ class Reward:
         controller: ControllerAccess,
         tasks: Mapping[str, Task],
         reward_filter: RewardFilter | None,
+        holder: str | None = None,
     ) -> None:
+        """`holder` is the name of this replica, None for the only one."""
         self._bus, self._controller, self._tasks = bus, controller, tasks
-        self._filter = reward_filter
+        self._filter, self._holder = reward_filter, holder
         self._places = asyncio.Semaphore(MAX_BATCHES)
 
     async def score(self) -> NoReturn:
@@ -46,12 +48,12 @@ class Reward:
             while True:
                 # No deadline: places come back when a batch ends, and each of its rewards has a time limit.
                 await self._places.acquire()
-                receipt = await self._bus.take("reward", "reward", max_rows=BATCH)
+                receipt = await self._bus.take("reward", self._holder or "reward", max_rows=BATCH)
                 batches.start(f"batch {receipt.lease}", self._score(receipt))
 
     async def decide(self) -> NoReturn:
         """Endless."""
-        await consume(self._bus, "verdict", 64, self._decide)
+        await consume(self._bus, "verdict", 64, self._decide, self._holder)
 
     async def _score(self, receipt: Receipt) -> None:
         """Judge a batch; what is ready together is written together. A reward that fails gives no value and a reason."""

@@ -1,0 +1,123 @@
+"""Every role in this process: the site of the local runtime, made of an assembly's parts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from relax.core.protocol import Compute
+from relax.core.version import Version
+from relax.services.assembly import Assembly
+from relax.services.directory import RunDirectory
+from relax.services.dump import BatchDump
+from relax.services.meter import Meter
+from relax.services.plan import make_plan
+from relax.services.publisher import Publisher
+from relax.services.reference import open_reference
+from relax.services.roles.evaluation import Evaluation
+from relax.services.site import Control, Hooks
+from relax.services.snapshot import LocalTrainable, Trainable
+from relax.services.stage import LocalCrew, StageSetup
+
+
+class LocalTrainer:
+    """`site.TrainerSeat` on the backend of this process."""
+
+    def __init__(self, assembly: Assembly, publisher: Publisher) -> None:
+        self._assembly = assembly
+        self.publisher = publisher
+
+    @property
+    def version(self) -> Version:
+        return self.publisher.version
+
+    async def begin(self, stage: int) -> None:
+        await self._assembly.begin_optimizer(stage)
+
+    async def load(self, stage: int, folder: Path) -> None:
+        await self._assembly.begin_optimizer(stage)
+        await self._compute.run(self._assembly.backend.load, str(folder))
+
+    async def first(self, number: int, incarnation: int) -> None:
+        if self._assembly.store.latest is None:
+            self.publisher.version = Version(incarnation, number)
+            await self.publisher.first(number)
+
+    def trainable(self) -> Trainable:
+        return LocalTrainable(self._assembly.backend, self._compute, self._assembly.compute("ledger"))
+
+    @property
+    def _compute(self) -> Compute:
+        return self._assembly.compute("trainer")
+
+
+class LocalSite:
+    """`site.Site` of the local runtime. Lives and dies with the run (RR1)."""
+
+    def __init__(self, assembly: Assembly, directory: RunDirectory) -> None:
+        self._assembly, self._directory = assembly, directory
+        self.evaluation: Evaluation | None = None
+
+    async def open(self, hooks: Hooks) -> None:
+        assembly = self._assembly
+        await assembly.check_pool()
+        self._meter = Meter(assembly)
+        self.evaluation = self._make_evaluation(hooks)
+        samples = any(make_plan(assembly.algorithm(node)).samples for node in assembly.config.stages)
+        publisher = Publisher(
+            assembly.store,
+            assembly.backend,
+            assembly.compute("trainer"),
+            [assembly.fleet] if samples else [],
+            assembly.probe,
+            hooks.after_step,
+            before_step=hooks.before_step,
+        )
+        self.trainer = LocalTrainer(assembly, publisher)
+
+    def _make_evaluation(self, hooks: Hooks) -> Evaluation | None:
+        assembly = self._assembly
+        sets = assembly.evaluation_sets()
+        if not sets:
+            return None
+        return Evaluation(
+            assembly.engine("evaluation"),
+            assembly.store,
+            assembly.renderer,
+            assembly.tasks,
+            sets,
+            assembly.limits,
+            assembly.slots,
+            hooks.number,
+            hooks.evaluated,
+            media=assembly.supply.media,
+        )
+
+    async def crew(self, control: Control, setup: StageSetup, fresh: bool) -> LocalCrew:
+        assembly = self._assembly
+        reference = None
+        if "reference" in setup.plan.roles:
+            reference = await open_reference(assembly, self._directory.reference(setup.bounds.name), fresh)
+        return LocalCrew(
+            controller=control.controller,
+            log=control.log,
+            clock=assembly.clock,
+            backend=assembly.backend,
+            compute=assembly.compute("trainer"),
+            publish=self.trainer.publisher,
+            dump=BatchDump(self._directory.dumps),
+            renderer=assembly.renderer,
+            tasks=assembly.tasks,
+            fleet=assembly.fleet if setup.plan.samples else None,
+            reference=reference,
+            media=assembly.supply.media,
+            wrap=assembly.wrap,
+            journal=control.journal,
+        )
+
+    async def measure(self) -> Mapping[str, float]:
+        return await self._meter.measure()
+
+    def progress(self) -> tuple[float, ...]:
+        return tuple(compute.busy_s for compute in self._assembly.computes.values())
+
+    async def close(self) -> None:
+        """The assembly is the run's to close."""

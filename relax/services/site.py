@@ -1,0 +1,105 @@
+"""Where the roles of a run are: in this process or in others, and what the run asks of either.
+
+`Run` is written against these protocols and knows no runtime. `local_site` puts every role into this process; `remote.site`
+speaks with roles in processes of their own.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from relax.bus.journal import Journal
+from relax.bus.log import MemoryLog
+from relax.core.version import Version
+from relax.services.controller import Controller
+from relax.services.roles.evaluation import EvaluationResult
+from relax.services.snapshot import Trainable
+from relax.services.stage import Crew, StageSetup
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the run does around each publication: `before_step` its snapshot (WS1), `after_step` everything else that is due."""
+
+    before_step: Callable[[int], Awaitable[None]]
+    after_step: Callable[[Version], Awaitable[None]]
+    number: Callable[[], int]
+    """The number of the newest event."""
+    evaluated: Callable[[EvaluationResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The shared objects that roles work with."""
+
+    controller: Controller
+    log: MemoryLog
+    journal: Journal | None
+
+
+class TrainerSeat(Protocol):
+    """The trainer role between two stages. Its steps are the crew's."""
+
+    @property
+    def version(self) -> Version:
+        """The newest version that it has published."""
+        ...
+
+    async def begin(self, stage: int) -> None:
+        """Start a stage with a fresh optimizer and schedule."""
+        ...
+
+    async def load(self, stage: int, folder: Path) -> None:
+        """Go on from what a capture wrote into `folder` during a stage."""
+        ...
+
+    async def first(self, number: int, incarnation: int) -> None:
+        """Publish what it holds as version `number`, unless this process has published already."""
+        ...
+
+    def trainable(self) -> Trainable:
+        """For snapshots and checkpoints."""
+        ...
+
+
+class EvaluationDesk(Protocol):
+    """Where evaluations are asked for."""
+
+    next_number: int
+
+    async def request(self, version: Version, step: int) -> None: ...
+
+    async def idle(self) -> None: ...
+
+    async def run(self) -> None:
+        """Endless."""
+        ...
+
+
+class Site(Protocol):
+    @property
+    def trainer(self) -> TrainerSeat: ...
+
+    @property
+    def evaluation(self) -> EvaluationDesk | None: ...
+
+    async def open(self, hooks: Hooks) -> None:
+        """Prove that the roles can work here. Raises UserError."""
+        ...
+
+    async def crew(self, control: Control, setup: StageSetup, fresh: bool) -> Crew:
+        """Who works in a stage; `fresh` when it begins with this call."""
+        ...
+
+    async def measure(self) -> Mapping[str, float]:
+        """Rates and counters since the last call."""
+        ...
+
+    def progress(self) -> tuple[float, ...]:
+        """Changes whenever a role works on something."""
+        ...
+
+    async def close(self) -> None:
+        """Idempotent."""
+        ...
