@@ -1,0 +1,146 @@
+"""The controller's process: one attempt at the run after the other, until it ends.
+
+Gate, register, bus index, journal, ledger and weight catalog live here. When the trainer is lost, or this process was, the next
+attempt recovers from the newest snapshot and the journal; roles that live on connect again and keep what they hold (RR1, RR2).
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from relax.config.load import load_config
+from relax.core.error import InvariantError, RelaxError, TransportError, UserError
+from relax.core.message import Json
+from relax.runtime.liveness import Pulse
+from relax.runtime.place import RunPlace
+from relax.runtime.wire_client import WireClient
+from relax.runtime.wire_server import Caller, WireServer
+from relax.services.assembly import Assembly
+from relax.services.directory import RunDirectory
+from relax.services.remote.feed import Feed
+from relax.services.remote.host import RoleSpec
+from relax.services.remote.site import RemoteSite
+from relax.services.remote.trainer import RoleLostError
+from relax.services.run import Run
+from relax.weights.catalog import Catalog
+from relax.weights.folder import VersionFolder
+from relax.weights.service import CatalogService
+from relax.weights.shared import SharedReader
+
+_report = logging.getLogger(__name__)
+
+
+class ControllerProcess:
+    """Served to the launcher as `control`."""
+
+    def __init__(self, spec: RoleSpec) -> None:
+        self._spec = spec
+        self._directory = RunDirectory(Path(spec.run))
+        self._config = load_config([self._directory.config])
+        self._place = RunPlace(spec.run_id)
+        self._feed = Feed(spec.incarnation << 40)
+        self._server = WireServer({"control": self, "feed": self._feed}, spec.secret, on_gone=self._gone)
+        self._run: Run | None = None
+        self._site: RemoteSite | None = None
+        self._attempts = 0
+        self._stopping = False
+        self._views: list[Mapping[str, Json]] = []
+        self._ended: asyncio.Future[dict[str, Json]] | None = None
+
+    # --- what the launcher calls ---
+
+    async def stop(self) -> None:
+        """Ask the run to stop at the next safe point."""
+        self._stopping = True
+        if self._run is not None:
+            await self._run.stop()
+
+    async def saw(self, views: Sequence[Mapping[str, Json]]) -> None:
+        """How the launcher sees every host."""
+        self._views = list(views)
+
+    async def outcome(self) -> dict[str, Json]:
+        """The summary, once the run has ended. Raises what ended it otherwise."""
+        assert self._ended is not None
+        return await asyncio.shield(self._ended)
+
+    # --- the run ---
+
+    async def execute(self) -> dict[str, Json]:
+        self._ended = asyncio.get_running_loop().create_future()
+        async with AsyncExitStack() as stack:
+            folder = VersionFolder(self._place.shm_folder / "weights", SharedReader.suffix)
+            self._catalog = CatalogService(Catalog(self._config.weights.keep), folder)
+            await self._catalog.restore()
+            stack.push_async_callback(self._server.close)
+            try:
+                summary = await self._attempt_until_done()
+            except Exception as error:
+                self._ended.set_exception(error)
+                raise
+            self._ended.set_result(summary)
+            return summary
+
+    async def _attempt_until_done(self) -> dict[str, Json]:
+        while True:
+            try:
+                return await self._attempt()
+            except RoleLostError as error:
+                _report.warning("%s; the run goes on from its newest snapshot", error)
+            finally:
+                self._run = None
+                await self._server.close()  # every role connects again, and says what it holds
+            self._attempts += 1
+
+    async def _attempt(self) -> dict[str, Json]:
+        is_first = self._attempts == 0 and self._spec.incarnation == 0
+        run = Run(
+            self._config,
+            self._directory,
+            self._feed,
+            resume=self._spec.resume or not is_first,
+            make_site=lambda assembly, directory: self._make_site(assembly, directory, keep_leases=not is_first),
+        )
+        self._run = run
+        if self._stopping:
+            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(run.stop()))
+        return await run.execute()
+
+    def _make_site(self, assembly: Assembly, directory: RunDirectory, keep_leases: bool) -> RemoteSite:
+        assembly.owns_policy = False
+        self._site = RemoteSite(
+            assembly,
+            directory,
+            self._server,
+            self._spec.control,
+            self._catalog,
+            lambda address: WireClient(address, "controller", self._spec.secret),
+            keep_leases,
+            first_revision=(self._spec.incarnation << 40) + (self._attempts << 24),
+            views=lambda: self._views,
+        )
+        return self._site
+
+    def _gone(self, caller: Caller) -> None:
+        if self._site is not None:
+            self._site.gone(caller.name)
+
+
+async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Json]:
+    """Run to the end as the controller of `value`, a `RoleSpec`; returns the summary.
+
+    What starting again cannot mend is returned as well, as `error` and `kind`; other errors come out, and the supervisor starts
+    the next controller.
+    """
+    process = ControllerProcess(RoleSpec.from_json(value))
+    pulse.of("controller").busy("with the run")
+    try:
+        return await process.execute()
+    except (InvariantError, TransportError):
+        raise
+    except RelaxError as error:
+        _report.info("the run failed", exc_info=True)
+        return {"error": str(error), "kind": "user" if isinstance(error, UserError) else "failed"}

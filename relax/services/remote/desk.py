@@ -1,0 +1,146 @@
+"""Where roles in other processes meet the controller: they come, learn which stage is under way, and say how they fare.
+
+Served on the wire by the controller's process, a new one for every attempt at the run. A role pulls everything: it asks for the
+stage, works on it until told that it is over, and after a lost connection says what it still holds. So neither side has to
+survive the other.
+"""
+
+from dataclasses import dataclass
+
+from relax.bus.queue import TransferQueue
+from relax.core.error import TransportError
+from relax.runtime.liveness import Beat
+from relax.services.signal import Signal
+
+EXTREMES = frozenset({"weights/probe_gap"})
+"""Counters of which the largest counts, not the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageNotice:
+    """Stage number `index`, of which steps `first .. end - 1` are to be trained; `fresh` when it begins now."""
+
+    index: int
+    first: int
+    end: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A host that (again) has a connection: its process, where it serves, the stage that it works on (-1: none).
+
+    `holders` are the names under which its roles hold leases; one that joins a stage anew holds none.
+    """
+
+    host: str
+    roles: tuple[str, ...]
+    incarnation: int
+    address: str
+    stage: int = -1
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class HostEntry:
+    """What the desk knows of a host."""
+
+    arrival: Arrival
+    beat: Beat | None = None
+
+
+class ClosedDeskError(TransportError):
+    """The controller is between two attempts, or at its end; a role asks again."""
+
+
+class Desk:
+    """`changed` fires when a host comes, and when a stage begins or ends."""
+
+    def __init__(self) -> None:
+        self.changed = Signal()
+        self.hosts: dict[str, HostEntry] = {}
+        self._notice: StageNotice | None = None
+        self._bus: TransferQueue | None = None
+        self._open = self._continues = False
+
+    # --- what roles call ---
+
+    async def arrive(self, arrival: Arrival) -> bool:
+        """The first call on every connection: it waits until the run knows where it stands, and settles what the host holds.
+
+        False when the stage that the host works on is over, or was begun anew: it must leave it.
+        """
+        known = self.hosts.get(arrival.host)
+        if known is not None and known.arrival.incarnation > arrival.incarnation:
+            raise ClosedDeskError(f"host {arrival.host} has incarnation {known.arrival.incarnation} by now")
+        self.hosts[arrival.host] = HostEntry(arrival)
+        self.changed.notify()
+        if arrival.stage >= 0:
+            # No deadline: the run recovers in its own time, and its end ends the wait with the connection.
+            await self.changed.wait_for(lambda: self._open)
+        await self._settle(arrival)
+        return self._continues and self._notice is not None and self._notice.index == arrival.stage
+
+    async def next_stage(self, done: int) -> StageNotice:
+        """The stage under way, or the next one when that is stage `done` (-1: any)."""
+        # No deadline: a role without a stage has nothing to do, and the end of the run ends its process.
+        await self.changed.wait_for(lambda: self._notice is not None and self._notice.index != done)
+        assert self._notice is not None
+        return self._notice
+
+    async def stage_over(self, index: int) -> None:
+        """Returns when stage `index` is not under way any more."""
+        # No deadline: a stage lasts as long as it lasts; a lost connection ends the wait.
+        await self.changed.wait_for(lambda: self._open and (self._notice is None or self._notice.index != index))
+
+    async def beat(self, host: str, beat: Beat) -> None:
+        """Told regularly by every host."""
+        entry = self.hosts.get(host)
+        if entry is not None:
+            entry.beat = beat
+
+    # --- what the site calls ---
+
+    async def begin(self, notice: StageNotice, bus: TransferQueue, continues: bool) -> None:
+        """A stage is under way: hosts that are here already keep what they hold of it, where its bus `continues` one of before."""
+        self._notice, self._bus, self._continues = notice, bus, continues
+        for entry in list(self.hosts.values()):
+            await self._settle(entry.arrival)
+        self._open = True
+        self.changed.notify()
+
+    async def _settle(self, arrival: Arrival) -> None:
+        """A host holds exactly what it says it holds."""
+        if self._bus is None or self._notice is None:
+            return
+        if self._continues and arrival.stage == self._notice.index:
+            return  # it says itself what it holds, before it goes on
+        for holder in arrival.holders:
+            await self._bus.reattach(holder, ())
+
+    def end(self) -> None:
+        self._notice, self._bus = None, None
+        self.changed.notify()
+
+    async def gone(self, host: str) -> None:
+        """A host's connection is lost: what its roles hold goes back at once."""
+        entry = self.hosts.pop(host, None)
+        if entry is not None and self._bus is not None:
+            for holder in entry.arrival.holders:
+                await self._bus.drop_holder(holder)
+        self.changed.notify()
+
+    def counters(self) -> dict[str, float]:
+        """The counters of all hosts together: sums, or the largest of those that are extremes (LO7)."""
+        total: dict[str, float] = {}
+        for entry in self.hosts.values():
+            for role in entry.beat.roles.values() if entry.beat is not None else ():
+                for name, value in role.counters.items():
+                    known = total.get(name)
+                    combine = max if name in EXTREMES else float.__add__
+                    total[name] = float(value) if known is None else combine(known, float(value))
+        return total
+
+    def progress(self) -> tuple[int, ...]:
+        """Changes while any host gets on."""
+        return tuple(entry.beat.progress for entry in self.hosts.values() if entry.beat is not None)

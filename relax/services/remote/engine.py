@@ -1,0 +1,121 @@
+"""The engine role: an inference engine with its updater, served to the rollout role; and the router's side of it.
+
+The engine's process fetches each version by itself (WS2-WS5), reports to the fleet registry what it serves (WS7), and is
+called by the rollout role's router directly.
+"""
+
+from dataclasses import dataclass
+
+from relax.core.completion import Completion, GenerateInput, Sampling, Session
+from relax.core.error import EngineError, LateError
+from relax.core.protocol import EngineStatus, Generate
+from relax.core.version import Version
+from relax.engines.router import Router
+from relax.runtime.task import TaskSet
+from relax.runtime.wire_client import LinkError, WireClient
+from relax.services.fleet import Fleet
+from relax.services.fleet_registry import EngineEntry
+from relax.services.remote.host import Host
+from relax.services.router_follower import RouterFollower
+from relax.weights.service import follow
+from relax.weights.shared import SharedReader
+from relax.weights.updater import EngineUpdater
+
+
+class EngineSeat:
+    """One engine of the fleet, in its own process."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._name = host.spec.host
+
+    async def start(self, tasks: TaskSet) -> None:
+        host, assembly, name = self._host, self._host.assembly, self._name
+        host.busy("loading the model", "engine")
+        engine = assembly.engine(name)
+        reader = SharedReader(host.place.shm_folder / "weights", host.client.proxy("weights"), name)
+        self._updater = EngineUpdater(
+            name,
+            engine,
+            reader,
+            mode=host.config.rollout.on_load,
+            on_live=self._on_live,
+            on_failed=self._on_failed,
+        )
+        assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
+        self._service = EngineService(engine)
+        host.server.serve("engine", self._service)
+        host.version = lambda: self._updater.live
+        host.waits("its first version", "engine")
+        host.on_arrival.append(self._join)
+        tasks.start("update", self._updater.run(), endless=True)
+        tasks.start("versions", follow(host.client.proxy("weights"), self._updater.notify), endless=True)
+
+    async def _join(self, client: WireClient) -> None:
+        host = self._host
+        await client.call(
+            "fleet",
+            "join",
+            self._name,
+            host.spec.incarnation,
+            host.address,
+            host.assembly.slots,
+            version=self._updater.live,
+        )
+
+    async def _on_live(self, name: str, version: Version) -> None:
+        host = self._host
+        host.busy("serving", "engine")
+        fleet = host.client.proxy("fleet")
+        if not await fleet.set_live(name, host.spec.incarnation, version):
+            raise LateError(f"engine {name}: process {host.spec.incarnation} is not wanted any more")
+
+    async def _on_failed(self, name: str, reason: str, final: bool) -> None:
+        self._host.waits(f"weights, after a failed load: {reason}", "engine")
+        await self._host.client.proxy("fleet").set_failed(name, self._host.spec.incarnation, reason)
+        if final:
+            raise EngineError(f"engine {name} could not load new weights and is given up: {reason}")
+
+
+class EngineService:
+    """What the router may call. A call whose caller is gone is cancelled, and with it the request."""
+
+    def __init__(self, engine: Generate) -> None:
+        self._engine = engine
+
+    async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
+        return await self._engine.generate(input, sampling, session)
+
+    async def status(self) -> EngineStatus:
+        found: EngineStatus = await self._engine.status()  # type: ignore[attr-defined]
+        return found
+
+
+@dataclass(slots=True)
+class RemoteEngine:
+    """`Generate` of an engine in another process. A lost connection is a failed engine: the router sends the rest elsewhere."""
+
+    client: WireClient
+
+    async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
+        try:
+            found: Completion = await self.client.call("engine", "generate", input, sampling, session)
+        except LinkError as error:
+            raise EngineError(f"the engine's process was lost: {error}") from error
+        return found
+
+
+def follow_fleet(host: Host, tasks: TaskSet) -> Router:
+    """The router of the rollout role, kept at what the fleet registry says."""
+    router = Router(host.assembly.clock)
+
+    def connect(entry: EngineEntry) -> RemoteEngine:
+        return RemoteEngine(WireClient(entry.address, host.spec.host, host.spec.secret))
+
+    async def disconnect(entry: EngineEntry, engine: Generate) -> None:
+        assert isinstance(engine, RemoteEngine)
+        await engine.client.close()
+
+    follower = RouterFollower(router, host.client.proxy("fleet"), connect, disconnect)
+    tasks.start("router follower", follower.run(), endless=True)
+    return router

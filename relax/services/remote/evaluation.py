@@ -1,0 +1,68 @@
+"""The evaluation role in its own process: asks the controller for requests, runs them, reports.
+
+The controller holds the version of every request that waits (WS7); a request that was not reported is given out again.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from relax.core.version import Version
+from relax.core.weight import Manifest, WeightSet
+from relax.runtime.task import TaskSet
+from relax.services.remote.host import Host
+from relax.services.remote.site import EVALUATIONS
+from relax.services.roles.evaluation import Evaluation, EvaluationResult
+from relax.weights.shared import SharedReader
+
+
+@dataclass(slots=True)
+class HeldVersions:
+    """What `Evaluation` asks of a weight store; the controller pins."""
+
+    reader: SharedReader
+    _manifest: Manifest | None = None
+
+    async def fetch(self, version: Version) -> WeightSet:
+        found = await self.reader.fetch(version)
+        self._manifest = found.manifest
+        return found
+
+    def manifest(self, version: Version) -> Manifest:
+        assert self._manifest is not None and self._manifest.version == version
+        return self._manifest
+
+    def pin(self, version: Version) -> None:
+        """The controller did."""
+
+    def unpin(self, version: Version) -> None:
+        """The controller does."""
+
+
+async def evaluate_forever(host: Host) -> NoReturn:
+    """Endless. Consumes: requests. Waits for: the next one. Unblocked by: the controller, at the ends of a stage and in between."""
+    assembly = host.assembly
+    results: list[EvaluationResult] = []
+    engine = assembly.engine("evaluation")
+    evaluation = Evaluation(
+        engine,
+        HeldVersions(SharedReader(host.place.shm_folder / "weights", host.client.proxy("weights"), host.spec.host)),
+        assembly.renderer,
+        assembly.tasks,
+        assembly.evaluation_sets(),
+        assembly.limits,
+        assembly.slots,
+        number=lambda: 0,
+        report=results.append,
+        media=assembly.supply.media,
+    )
+    desk = host.client.proxy(EVALUATIONS)
+    async with TaskSet("evaluation") as tasks:
+        tasks.start("evaluation", evaluation.run(), endless=True)
+        while True:
+            host.waits("a request", "evaluation")
+            request, evaluation.next_number = await desk.next()
+            host.busy(f"evaluating {request.version}", "evaluation")
+            await evaluation.request(request.version, request.step)
+            await evaluation.idle()
+            await desk.report(results.pop(), evaluation.next_number)
+    raise AssertionError("the loop above has no end")

@@ -1,0 +1,73 @@
+"""Metrics and samples on their way from the controller's process to the monitors, which live in the launcher's.
+
+A tracker is outside every process that a run needs (RR9), and one start of it sees the whole run, however often the controller
+is restarted. What was not fetched when the controller died is in the ledger only.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal, NoReturn, TypeAlias
+
+from relax.core.message import Json
+from relax.services.monitors.hub import MonitorHub
+from relax.services.signal import Signal
+
+MAX_WAITING = 4096
+"""Entries that wait for the launcher; of more the oldest are dropped."""
+FETCH_S = 20.0
+"""How long one fetch waits for news."""
+
+Entry: TypeAlias = tuple[int, Literal["step", "samples"], int, Json]
+"""Number, kind, step, and what was logged."""
+
+
+class Feed:
+    """A `MonitorHub` to the run, and a long poll to the launcher. A restarted controller begins with a higher `first` number."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._entries: deque[Entry] = deque(maxlen=MAX_WAITING)
+        self._number = first
+        self._changed = Signal()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._add("step", step, {name: float(value) for name, value in metrics.items()})
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None:
+        self._add("samples", step, [dict(sample) for sample in samples])
+
+    async def run(self) -> NoReturn:
+        """Endless: the launcher fetches."""
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets this event")
+
+    async def close(self) -> None:
+        """What is left stays for the launcher."""
+
+    async def fetch(self, after: int) -> list[Entry]:
+        """Entries with a number above `after`, as soon as there are any; none after a while. What is not above is forgotten."""
+        while self._entries and self._entries[0][0] <= after:
+            self._entries.popleft()
+        try:
+            async with asyncio.timeout(FETCH_S):
+                await self._changed.wait_for(lambda: bool(self._entries))
+        except TimeoutError:
+            return []
+        return list(self._entries)[:256]
+
+    def _add(self, kind: Literal["step", "samples"], step: int, content: Json) -> None:
+        self._number += 1
+        self._entries.append((self._number, kind, step, content))
+        self._changed.notify()
+
+
+def pass_on(entries: Sequence[Entry], hub: MonitorHub) -> int | None:
+    """Give entries to the launcher's hub; returns the number of the last one."""
+    last = None
+    for number, kind, step, content in entries:
+        if kind == "step":
+            hub.step(step, content)
+        else:
+            hub.samples(step, content)
+        last = number
+    return last

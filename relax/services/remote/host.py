@@ -1,0 +1,318 @@
+"""The process of one or more roles: it builds what they need, meets the controller, and works until it is ended.
+
+Entry of every host but the controller's. Roles of a stage are the very objects that the local runtime runs; here they get
+remote faces of bus and controller. What a host holds survives a restart of the controller: it connects again and says so.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relax.bus.remote import RemoteQueue
+from relax.bus.row import QueueClosedError
+from relax.config.load import load_config
+from relax.config.tree import RunConfig
+from relax.core.column import COLUMNS
+from relax.core.error import TransportError
+from relax.data.quarantine import Quarantine
+from relax.runtime.liveness import Pulse
+from relax.runtime.place import RunPlace
+from relax.runtime.task import TaskSet
+from relax.runtime.wire_client import WireClient
+from relax.runtime.wire_server import WireServer
+from relax.services.assembly import Assembly
+from relax.services.directory import RunDirectory
+from relax.services.meter import Meter
+from relax.services.remote.desk import Arrival, StageNotice
+from relax.services.signal import Signal
+from relax.services.stage import RoleParts, StageSetup, start_role
+
+BEAT_S = 0.5
+"""Seconds between two words to the controller."""
+END_S = 60.0
+"""How long a role whose queue was closed waits to hear that the stage is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """What a host's process is told: its run, its name and roles, and where the controller is served."""
+
+    run: str
+    """The run directory."""
+    run_id: str
+    host: str
+    roles: tuple[str, ...]
+    incarnation: int
+    control: str
+    secret: str | None = None
+    resume: bool = False
+    """For the controller: go on from the directory."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in RoleSpec.__dataclass_fields__} | {"roles": list(self.roles)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "RoleSpec":
+        return RoleSpec(**{**value, "roles": tuple(value["roles"])})
+
+
+@dataclass
+class Host:
+    """What the roles of one process share."""
+
+    spec: RoleSpec
+    config: RunConfig
+    directory: RunDirectory
+    place: RunPlace
+    assembly: Assembly
+    server: WireServer
+    client: WireClient
+    holders: tuple[str, ...] = ()
+    address: str = ""
+    pulse: Pulse = field(default_factory=Pulse)
+    version: Callable[[], object] = lambda: None
+    stage: int = -1
+    left: Signal = field(default_factory=Signal)
+    is_left: bool = False
+    """The stage that this host works on is not what it was: it joins anew."""
+    queue: RemoteQueue | None = None
+    on_arrival: list[Callable[[WireClient], Awaitable[None]]] = field(default_factory=list)
+    _meter: Meter | None = None
+
+    async def arrive(self, client: WireClient) -> None:
+        """The handshake of every connection with the controller."""
+        spec = self.spec
+        arrival = Arrival(spec.host, spec.roles, spec.incarnation, self.address, self.stage, self.holders)
+        if await client.call("desk", "arrive", arrival):
+            if self.queue is not None:
+                await self.queue.reattach()
+        elif self.stage >= 0:
+            client.forget(f"stage {self.stage} was left while the connection was lost")
+            self.is_left = True
+            self.left.notify()
+        for tell in self.on_arrival:
+            await tell(client)
+
+    def access(self, stage: int) -> tuple[RemoteQueue, Any]:
+        """Bus and controller of a stage."""
+        queue = RemoteQueue(self.client.proxy(f"bus-{stage}"), COLUMNS, self.directory.journal, self.spec.host)
+        return queue, self.client.proxy(f"controller-{stage}")
+
+    def join(self, stage: int) -> tuple[RemoteQueue, Any]:
+        """Work on a stage from now on: what this host holds of it outlives the controller."""
+        self.queue, controller = self.access(stage)
+        self.stage = stage
+        return self.queue, controller
+
+    async def leave(self) -> None:
+        """The stage is over."""
+        if self.queue is not None:
+            await self.queue.close()
+        self.queue, self.stage, self.is_left = None, -1, False
+
+    def waits(self, reason: str, *roles: str) -> None:
+        """What these roles (none: all of this process) wait for."""
+        for role in roles or self.spec.roles:
+            self.pulse.of(role).waits(reason)
+
+    def busy(self, reason: str, *roles: str) -> None:
+        """What these roles (none: all of this process) do."""
+        for role in roles or self.spec.roles:
+            self.pulse.of(role).busy(reason)
+
+    async def beat(self, beat_s: float) -> None:
+        """Endless. Tells the controller how this host fares; waits for nothing but time."""
+        desk, meter, own = self.client.proxy("desk"), Meter(self.assembly), self.pulse.of(self.spec.roles[0])
+        while True:
+            version = self.version()
+            own.counters = {name: value for name, value in (await meter.measure()).items() if name != "step/seconds"}
+            own.version = "" if version is None else str(version)
+            own.progress = int(1000 * sum(compute.busy_s for compute in self.assembly.computes.values()))
+            await desk.beat(self.spec.host, self.pulse.read())
+            await asyncio.sleep(beat_s)
+
+
+Role = Callable[[Host, TaskSet], Awaitable[None]]
+"""Starts a role in a host's task set."""
+
+
+async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
+    """Work as the roles of `value`, a `RoleSpec`. Ends only by cancellation or an error."""
+    spec = RoleSpec.from_json(value)
+    async with AsyncExitStack() as stack:
+        host = await open_host(spec, pulse, stack)
+        async with TaskSet(f"host {spec.host}") as tasks:
+            tasks.start("beat", host.beat(BEAT_S), endless=True)
+            stage_roles = [role for role in spec.roles if role not in STANDING]
+            for role in spec.roles:
+                if role in STANDING or role in PREPARING:
+                    await {**STANDING, **PREPARING}[role](host, tasks)
+            if stage_roles:
+                tasks.start("stages", work(host, stage_roles), endless=True)
+            pulse.ready()
+            await asyncio.Event().wait()  # no deadline: the launcher ends this process
+
+
+async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host:
+    """Everything that roles share, and a server for those that are called."""
+    directory = RunDirectory(Path(spec.run))
+    config = load_config([directory.config])
+    place = RunPlace(spec.run_id)
+    assembly = Assembly(config, Quarantine(directory.quarantine), owns_policy="trainer" in spec.roles)
+    stack.push_async_callback(assembly.close)
+    server = WireServer({}, spec.secret)
+    stack.push_async_callback(server.close)
+    client = WireClient(spec.control, spec.host, spec.secret, patient=True, on_connect=lambda link: host.arrive(link))
+    stack.push_async_callback(client.close)
+    host = Host(spec, config, directory, place, assembly, server, client, pulse=pulse)
+    host.holders = tuple(holder for role in spec.roles for holder in HOLDERS.get(role, lambda name: ())(spec.host))
+    host.address = await server.start(f"unix:{place.socket_folder}/{spec.host}-{spec.incarnation}.sock")
+    return host
+
+
+async def work(host: Host, roles: list[str]) -> None:
+    """Endless. Consumes: stage notices. Waits for: the next stage, then its end. Unblocked by: the controller."""
+    desk = host.client.proxy("desk")
+    done = -1
+    while True:
+        host.waits("a stage", *roles)
+        notice = await desk.next_stage(done)
+        setup = host.assembly.stage(notice.index, notice.first, notice.end)
+        mine = [role for role in setup.plan.roles if role in roles]
+        idle = [role for role in roles if role not in mine]
+        host.busy(f"with stage {setup.bounds.name}", *mine) if mine else None
+        host.waits(f"stage {setup.bounds.name} to end", *idle) if idle else None
+        done = notice.index if await _stage(host, desk, notice, setup, mine) else -1
+
+
+async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, roles: list[str]) -> bool:
+    """Work until the stage is over; false when it was begun anew, or the connection was lost for so long that it may be."""
+    parts = await _parts(host, notice, setup, roles)
+    left = False
+
+    async def leave() -> None:
+        nonlocal left
+        await host.left.wait_for(lambda: host.is_left)  # no deadline: the end of the stage ends this wait
+        left = True
+
+    try:
+        async with TaskSet(f"stage {setup.bounds.name}") as tasks:
+            for role in roles:
+                start_role(role, tasks, setup, parts)
+            ends = [asyncio.ensure_future(desk.stage_over(notice.index)), asyncio.ensure_future(leave())]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    if end.done():
+                        end.result()
+            finally:
+                for end in ends:
+                    end.cancel()
+    except (QueueClosedError, TransportError):
+        async with asyncio.timeout(END_S):  # the queue is closed a moment before the stage is said to be over
+            await desk.stage_over(notice.index)
+    finally:
+        await host.leave()
+    return not left
+
+
+async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list[str]) -> RoleParts:
+    """What the roles of this host are made of."""
+    assembly = host.assembly
+    bus, controller = host.join(notice.index)
+    reference = None
+    if "reference" in roles:
+        from relax.services.reference import bind_reference
+
+        path = host.directory.reference(setup.bounds.name)
+        reference = (
+            await bind_reference(assembly, assembly.copy_model(), path),
+            assembly.compute("reference"),
+        )
+    return RoleParts(
+        bus,
+        controller,
+        assembly.renderer,
+        assembly.tasks,
+        GENERATE.get(host.spec.host),
+        reference,
+        assembly.supply.media,
+        holder=host.spec.host,
+    )
+
+
+# --- roles that stand for the whole life of their process ---------------------------------------------------------------
+
+GENERATE: dict[str, Any] = {}
+"""The router of a host with the rollout role."""
+
+
+async def start_trainer(host: Host, tasks: TaskSet) -> None:
+    from relax.services.remote.trainer import HOOK, TrainerService
+    from relax.weights.shared import SharedWriter
+
+    store = SharedWriter(
+        host.place.shm_folder / "weights",
+        host.client.proxy("weights"),
+        host.config.model.dtype,
+        host.assembly.compute("weights"),
+    )
+    service = TrainerService(
+        host.assembly, host.directory, store, host.client.proxy(HOOK), host.access, host.pulse.of("trainer")
+    )
+    host.server.serve("trainer", service)
+    host.version = lambda: service.version
+    tasks.start("arrive", _stay(host), endless=True)
+
+
+async def _stay(host: Host) -> None:
+    """Endless: a standing call, so that a lost connection is noticed and made again."""
+    desk = host.client.proxy("desk")
+    done = -1
+    while True:
+        done = (await desk.next_stage(done)).index
+
+
+async def start_engine(host: Host, tasks: TaskSet) -> None:
+    from relax.services.remote.engine import EngineSeat
+
+    await EngineSeat(host).start(tasks)
+
+
+async def start_evaluation(host: Host, tasks: TaskSet) -> None:
+    from relax.services.remote.evaluation import evaluate_forever
+
+    tasks.start("evaluation", evaluate_forever(host), endless=True)
+
+
+async def prepare_rollout(host: Host, tasks: TaskSet) -> None:
+    from relax.services.remote.engine import follow_fleet
+
+    GENERATE[host.spec.host] = follow_fleet(host, tasks)
+
+
+async def prepare_reward(host: Host, tasks: TaskSet) -> None:
+    await host.assembly.check_pool()
+
+
+STANDING: Mapping[str, Role] = {
+    "trainer": start_trainer,
+    "engine": start_engine,
+    "evaluation": start_evaluation,
+}
+PREPARING: Mapping[str, Role] = {"rollout": prepare_rollout, "reward": prepare_reward}
+"""Roles of stages that need something for the life of their process."""
+
+HOLDERS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    "trainer": lambda host: ("trainer",),
+    "rollout": lambda host: ("rollout",),
+    "demonstration": lambda host: ("demonstration",),
+    "reward": lambda host: (host,),
+    "advantage": lambda host: ("advantage",),
+    "reference": lambda host: ("reference",),
+    "teacher": lambda host: ("teacher",),
+}
+"""The names under which a role holds leases: replicas of the reward role each have one of their own."""

@@ -1,0 +1,179 @@
+"""A run whose roles are processes, as `relax train` sees it: hosts are planned, started, watched and ended (RR1, RR6).
+
+The launcher's process holds no state of the run. It supervises, passes metrics on to the monitors, and ends everything when the
+controller has ended, or when a host is given up.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from relax.config.tree import RunConfig
+from relax.core.error import RelaxError, UserError
+from relax.core.message import Json
+from relax.runtime.config import RayConfig
+from relax.runtime.host import HostError, HostSpec, Resources
+from relax.runtime.place import RunPlace, run_id_of
+from relax.runtime.supervision import HostView, Supervision
+from relax.runtime.supervisor import GiveUp, Report
+from relax.runtime.table import RUNTIMES
+from relax.runtime.task import TaskSet
+from relax.runtime.wire_client import WireClient
+from relax.services.directory import RunDirectory
+from relax.services.monitors.hub import MonitorHub
+from relax.services.remote.feed import pass_on
+from relax.services.remote.host import RoleSpec
+
+_report = logging.getLogger(__name__)
+
+CONTROLLER = "controller"
+ROLES_S = 1.0
+"""Seconds between two looks at the hosts that are passed on to the controller."""
+
+
+class RemoteRun:
+    """`cli.launch.Runnable`. `roles` are those of all stages together."""
+
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, roles: frozenset[str], resume: bool = False
+    ) -> None:
+        self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
+        self._roles = roles
+        self._place = RunPlace(run_id_of(directory.root))
+        self._supervision: Supervision | None = None
+        self._client: WireClient | None = None
+        self._failure: GiveUp | None = None
+
+    async def execute(self) -> dict[str, Json]:
+        """Run to the end, or to a requested stop; returns the summary."""
+        runtime = self._config.runtime
+        assert isinstance(runtime, RayConfig)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._hub.close)
+            launcher = await RUNTIMES.component(runtime.type)(
+                runtime, place=self._place, directory=self._directory.root
+            )
+            stack.push_async_callback(launcher.close)
+            self._address = f"unix:{self._place.socket('control')}"
+            self._client = WireClient(self._address, "launcher", patient=True)
+            stack.push_async_callback(self._client.close)
+            self._supervision = Supervision(
+                launcher,
+                runtime.supervisor(),
+                beat_s=runtime.liveness.beat_s,
+                on_report=self._told,
+                on_give_up=self._gave_up,
+            )
+            async with self._supervision as hosts:
+                hosts.want(self._hosts(runtime))
+                async with TaskSet("launcher") as tasks:
+                    tasks.start("monitors", self._hub.run(), endless=True)
+                    tasks.start("feed", self._feed(), endless=True)
+                    tasks.start("roles", self._pass_roles(), endless=True)
+                    return await self._outcome(hosts)
+
+    async def stop(self) -> None:
+        """Ask the run to stop at the next safe point; it then checkpoints and ends."""
+        assert self._client is not None
+        await self._client.call("control", "stop")
+
+    async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
+        try:
+            summary: dict[str, Json] = await hosts.until_finished(CONTROLLER)
+        except HostError as error:
+            await self._stop_with_checkpoint()
+            raise RelaxError(str(error)) from error
+        if "error" in summary:
+            kind = UserError if summary["kind"] == "user" else RelaxError
+            raise kind(str(summary["error"]))
+        return summary
+
+    async def _stop_with_checkpoint(self) -> None:
+        """A role cannot be had any more (RR6): what the others can still save is saved, within the grace time."""
+        if self._failure is None or CONTROLLER in self._failure.roles:
+            return
+        with suppress(TimeoutError, RelaxError):
+            async with asyncio.timeout(self._config.run.grace_s):
+                await self.stop()
+                assert self._client is not None
+                await self._client.call("control", "outcome")
+
+    # --- hosts ---
+
+    def _hosts(self, runtime: RayConfig) -> list[HostSpec]:
+        """Every host of the run: those that the configuration puts together, and one for each role that is left."""
+        grouped = {role: host.name for host in runtime.hosts for role in host.roles}
+        hosts: dict[str, list[str]] = {CONTROLLER: [CONTROLLER]}
+        for role in sorted(self._roles):
+            for name in self._replicas(role, runtime):
+                hosts.setdefault(grouped.get(role, name), []).append(role)
+        return [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
+
+    def _replicas(self, role: str, runtime: RayConfig) -> list[str]:
+        count = {"engine": self._config.rollout.replicas, "reward": runtime.rewards}.get(role)
+        return [role] if count is None else [f"{role}-{number}" for number in range(count)]
+
+    def _host(self, name: str, roles: tuple[str, ...], runtime: RayConfig) -> HostSpec:
+        entry = "controller:run_controller" if CONTROLLER in roles else "host:run_host"
+        spec = RoleSpec(
+            str(self._directory.root.resolve()), self._place.run_id, name, roles, 0, self._address, None, self._resume
+        )
+        asked = [runtime.resources[role] for role in roles if role in runtime.resources]
+        resources = Resources(
+            sum(one.cpus for one in asked),
+            sum(one.gpus for one in asked),
+            next((one.node for one in asked if one.node), ""),
+        )
+        environment: dict[str, str] = {}
+        for one in asked:
+            environment |= one.env
+        return HostSpec(name, roles, f"relax.services.remote.{entry}", spec.to_json(), environment, resources)
+
+    # --- what is passed on ---
+
+    async def _feed(self) -> None:
+        """Endless. Consumes: entries of the controller's feed. Waits for: the next ones. Unblocked by: the controller."""
+        assert self._client is not None
+        feed = self._client.proxy("feed")
+        last = 0
+        while True:
+            entries = await feed.fetch(last)
+            last = pass_on(entries, self._hub) or last
+
+    async def _pass_roles(self) -> None:
+        """Endless. Tells the controller how every host fares; waits for nothing but time."""
+        assert self._client is not None and self._supervision is not None
+        control = self._client.proxy("control")
+        while True:
+            await control.saw([_view(view) for view in self._supervision.view()])
+            await asyncio.sleep(ROLES_S)
+
+    def _told(self, report: Report) -> None:
+        _report.warning("%s: %s", report.host, report.text)
+
+    def _gave_up(self, given_up: GiveUp) -> None:
+        self._failure = given_up
+        _report.error("%s", given_up.message)
+
+
+def _view(view: HostView) -> Mapping[str, Any]:
+    """A host as the controller's status shows it."""
+    return {
+        "host": view.name,
+        "roles": list(view.roles),
+        "phase": str(view.phase),
+        "incarnation": view.incarnation,
+        "pid": view.pid,
+        "node": view.node,
+        "beat": view.beat.to_json(),
+        "failures": view.failures,
+        "error": view.error,
+    }
+
+
+def secret_for(address: str) -> str | None:
+    """What callers prove themselves with; on a socket file its mode does."""
+    return None if address.startswith("unix:") else secrets.token_urlsafe(32)

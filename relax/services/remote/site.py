@@ -1,0 +1,224 @@
+"""The site of a runtime with several processes: the controller's process speaks with the roles over the wire.
+
+Made anew for every attempt at the run, as the `Run` that owns it. What must outlive an attempt lives in the roles' processes,
+in the journal and in the weight catalog.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from relax.bus.journal import Journal
+from relax.bus.log import MemoryLog
+from relax.bus.queue import TransferQueue
+from relax.core.message import Json
+from relax.core.protocol import Clock
+from relax.core.version import Version
+from relax.runtime.task import TaskSet
+from relax.runtime.wire_client import WireClient
+from relax.runtime.wire_server import WireServer
+from relax.services.access import TRAINER
+from relax.services.assembly import Assembly
+from relax.services.controller import Controller
+from relax.services.directory import RunDirectory
+from relax.services.fleet_registry import FleetRegistry
+from relax.services.fleet_service import FleetService
+from relax.services.remote.desk import Desk, StageNotice
+from relax.services.remote.role import role_rows
+from relax.services.remote.trainer import HOOK, RemoteTrainer, RoleLostError
+from relax.services.roles.evaluation import EvaluationRequest, EvaluationResult
+from relax.services.site import Control, Hooks
+from relax.services.stage import StageSetup, rollout_lease_s
+from relax.weights.service import CatalogService
+
+EVALUATIONS = "evaluations"
+
+
+@dataclass(slots=True)
+class RunHooks:
+    """What the trainer's process may call around each publication."""
+
+    hooks: Hooks
+    trainer: RemoteTrainer
+
+    async def before_step(self, step: int) -> None:
+        await self.hooks.before_step(step)
+
+    async def after_step(self, version: Version) -> None:
+        self.trainer.version = version
+        await self.hooks.after_step(version)
+
+
+class RemoteEvaluation:
+    """`site.EvaluationDesk`: requests wait here until the evaluation's process has reported them; each holds its version."""
+
+    MAX_WAITING = 2
+
+    def __init__(self, catalog: CatalogService, hooks: Hooks, desk: Desk) -> None:
+        self._catalog, self._hooks, self._desk = catalog, hooks, desk
+        self._requests: deque[EvaluationRequest] = deque()
+        self.next_number = 0
+
+    async def request(self, version: Version, step: int) -> None:
+        await self._catalog.hold(version, EVALUATIONS)
+        # No deadline: an evaluation ends, or its process is replaced and does it again, or the run is given up.
+        await self._desk.changed.wait_for(lambda: len(self._requests) < self.MAX_WAITING)
+        self._requests.append(EvaluationRequest(version, step))
+        self._desk.changed.notify()
+
+    async def idle(self) -> None:
+        await self._desk.changed.wait_for(lambda: not self._requests)  # no deadline: as in `request`
+
+    async def run(self) -> None:
+        """Endless: the work is done elsewhere."""
+        await asyncio.Event().wait()
+
+    # --- what the evaluation's process calls ---
+
+    async def next(self) -> tuple[EvaluationRequest, int]:
+        """The oldest request that was not reported, and the number of its first group."""
+        await self._desk.changed.wait_for(lambda: bool(self._requests))  # no deadline: as for a stage
+        return self._requests[0], self.next_number
+
+    async def report(self, result: EvaluationResult, next_number: int) -> None:
+        """Again for a request that was reported already is fine: a lost connection."""
+        if not self._requests or self._requests[0].step != result.step:
+            return
+        request = self._requests.popleft()
+        self.next_number = next_number
+        number = self._hooks.number()
+        self._hooks.evaluated(replace(result, rows=[replace(row, event=number) for row in result.rows]))
+        await self._catalog.release(request.version, EVALUATIONS)
+        self._desk.changed.notify()
+
+
+@dataclass(slots=True)
+class RemoteCrew:
+    """`stage.Crew`: everybody works elsewhere."""
+
+    controller: Controller
+    log: MemoryLog
+    clock: Clock
+    journal: Journal | None
+    rollout_lease_s: float
+    site: "RemoteSite"
+    notice: StageNotice
+    continues: bool
+
+    def live(self, setup: StageSetup) -> Callable[[], int | None]:
+        if setup.plan.samples:
+            return self.site.fleet.live
+        return lambda: self.controller.gate.step
+
+    def start(self, tasks: TaskSet, setup: StageSetup, bus: TransferQueue) -> None:
+        self.site.on_fleet = self.controller.changed.notify
+
+    async def train(self, setup: StageSetup, bus: TransferQueue) -> None:
+        index = self.notice.index
+        self.site.serve(f"bus-{index}", bus)
+        self.site.serve(f"controller-{index}", self.controller)
+        await self.site.desk.begin(self.notice, bus, self.continues)
+        try:
+            await self.site.trainer.call("train", self.notice)
+        except RoleLostError:
+            # Before the bus is closed: to everybody else this stage is not over, only the connection is lost.
+            await self.site.server.close()
+            raise
+        self.site.desk.end()
+
+
+@dataclass
+class RemoteSite:
+    """`keep_leases`: the hosts live on from an earlier attempt, and with them what they hold."""
+
+    is_remote: ClassVar[bool] = True
+
+    assembly: Assembly
+    directory: RunDirectory
+    server: WireServer
+    address: str
+    catalog: CatalogService
+    connect: Callable[[str], WireClient]
+    keep_leases: bool = False
+    first_revision: int = 0
+    views: Callable[[], Sequence[Mapping[str, Json]]] = tuple
+    desk: Desk = field(default_factory=Desk)
+    evaluation: RemoteEvaluation | None = None
+    on_fleet: Callable[[], None] = lambda: None
+    _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
+    _names: list[str] = field(default_factory=list)
+    _measured_s: float = field(default_factory=time.monotonic)
+
+    async def open(self, hooks: Hooks) -> None:
+        self.fleet = FleetService(FleetRegistry(self.first_revision), lambda: self.on_fleet())
+        self.trainer = RemoteTrainer(self.desk, self.assembly.compute("ledger"), self.connect)
+        if self.assembly.config.eval.sets:
+            self.evaluation = RemoteEvaluation(self.catalog, hooks, self.desk)
+            self.serve(EVALUATIONS, self.evaluation)
+        self.serve(HOOK, RunHooks(hooks, self.trainer))
+        self.serve("fleet", self.fleet)
+        self.serve("desk", self.desk)
+        self.serve("weights", self.catalog)
+        await self.server.start(self.address)
+
+    def serve(self, name: str, target: object) -> None:
+        """Until this site is closed."""
+        self._names.append(name)
+        self.server.serve(name, target)
+
+    def keeps(self, holder: str) -> bool:
+        return self.keep_leases and holder != TRAINER
+
+    async def crew(self, control: Control, setup: StageSetup, fresh: bool) -> RemoteCrew:
+        config, bounds = self.assembly.config, setup.bounds
+        index = next(number for number, stage in enumerate(config.stages) if stage.name == bounds.name)
+        if "reference" in setup.plan.roles and fresh:
+            await self.trainer.call("write_reference", str(self.directory.reference(bounds.name)))
+        return RemoteCrew(
+            control.controller,
+            control.log,
+            self.assembly.clock,
+            control.journal,
+            rollout_lease_s((task.timeout_s, task.max_attempts) for task in config.tasks.values()),
+            self,
+            StageNotice(index, bounds.first, bounds.end, fresh),
+            control.continues,
+        )
+
+    async def measure(self) -> Mapping[str, float]:
+        now = time.monotonic()
+        elapsed, self._measured_s = now - self._measured_s, now
+        return {**self.desk.counters(), "step/seconds": elapsed}
+
+    def status(self) -> Mapping[str, Json]:
+        rows = [row for view in self.views() for row in role_rows(view)]
+        return {"roles": [row.to_json() for row in rows]}
+
+    def progress(self) -> tuple[float, ...]:
+        return self.desk.progress()
+
+    async def close(self) -> None:
+        await self.trainer.close()
+        await self.server.close()
+        for name in self._names:
+            self.server.withdraw(name)
+        self._names.clear()
+
+    def gone(self, host: str) -> None:
+        """A connection was lost: what its host held goes back, and an engine is not sent to any more."""
+        entry = self.desk.hosts.get(host)
+        if entry is None:
+            return
+        self._soon(self.desk.gone(host))
+        if "engine" in entry.arrival.roles:
+            self._soon(self.fleet.lose(host, entry.arrival.incarnation, "its connection was lost"))
+        self._soon(self.catalog.drop_holder(host))
+
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+        """None of these waits for anything but a disk."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,190 @@
+"""The trainer role across processes: the service in its own process, and the seat by which the controller commands it.
+
+The controller begins stages, asks for captures and starts the steps; the trainer calls back for groups, and around each
+publication. A lost connection means that the trainer has to begin again from a snapshot, whichever of the two was lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relax.core.error import InvariantError, RelaxError
+from relax.core.protocol import Captured, Compute
+from relax.core.version import Version
+from relax.runtime.liveness import RolePulse
+from relax.runtime.wire_client import LinkError, WireClient
+from relax.services.access import BusAccess, ControllerAccess
+from relax.services.assembly import Assembly
+from relax.services.directory import RunDirectory
+from relax.services.dump import BatchDump
+from relax.services.publisher import Publisher
+from relax.services.reference import write_reference
+from relax.services.remote.desk import Desk, StageNotice
+from relax.services.roles.trainer import Trainer
+from relax.services.snapshot import Trainable
+
+CAPTURE_S = 3600.0
+"""Deadline of writing a captured state: a large model goes to a slow disk."""
+HOOK = "run"
+"""The name under which the controller serves what is due around each publication."""
+
+
+class RoleLostError(RelaxError):
+    """The process of a role that cannot be replaced in the middle of a step is gone; the run goes on from its snapshot."""
+
+
+class TrainerService:
+    """Served by the trainer's process. One call at a time: the controller's."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        directory: RunDirectory,
+        store: Any,
+        hooks: Any,
+        access: Callable[[int], tuple[BusAccess, ControllerAccess]],
+        pulse: RolePulse,
+    ) -> None:
+        """`store` publishes weights; `hooks` is the controller's `RunHooks`; `access` gives the bus and controller of a stage."""
+        self._assembly, self._directory, self._access = assembly, directory, access
+        self._store, self._hooks = store, hooks
+        self._captured: Captured | None = None
+        self._publisher: Publisher | None = None
+        self._pulse = pulse
+        pulse.waits("the controller")
+
+    async def begin(self, stage: int) -> None:
+        await self._assembly.begin_optimizer(stage)
+
+    async def load(self, stage: int, folder: str) -> None:
+        self._pulse.busy(f"loading {Path(folder).parent.name}")
+        await self._assembly.begin_optimizer(stage)
+        await self._compute.run(self._assembly.backend.load, folder)
+
+    async def first(self, number: int, incarnation: int) -> Version:
+        """Publish what it holds."""
+        await self._store.resume()
+        self._publisher = Publisher(
+            self._store,
+            self._assembly.backend,
+            self._compute,
+            [],
+            self._assembly.probe,
+            self._hooks.after_step,
+            incarnation=incarnation,
+            before_step=self._hooks.before_step,
+        )
+        await self._publisher.first(number)
+        return self._publisher.version
+
+    async def train(self, notice: StageNotice) -> None:
+        """The steps of a stage. Every step ends with calls of `before_step` and `after_step`."""
+        if self._publisher is None:
+            raise InvariantError("RR2", "the trainer was told to train before it had published a first version")
+        assembly = self._assembly
+        setup = assembly.stage(notice.index, notice.first, notice.end)
+        bus, controller = self._access(notice.index)
+        self._pulse.busy(f"with stage {setup.bounds.name}")
+        trainer = Trainer(
+            bus,
+            controller,
+            assembly.backend,
+            self._compute,
+            setup.algorithm,
+            setup.trainer,
+            self._publisher,
+            BatchDump(self._directory.dumps),
+        )
+        await trainer.run(notice.first, notice.end)
+        self._pulse.waits("the controller")
+
+    async def capture(self) -> None:
+        """Copy the state; `write_capture` takes it to the disk while training may go on."""
+        self._captured = await self._compute.run(self._assembly.backend.capture)
+
+    async def write_capture(self, folder: str) -> None:
+        if self._captured is None:
+            raise InvariantError("RR4", "write_capture was called without a capture")
+        captured, self._captured = self._captured, None
+        await self._assembly.compute("writer").run(captured.write, folder)
+
+    async def write_reference(self, path: str) -> None:
+        """The policy as it is now becomes the reference of a stage."""
+        await self._compute.run(write_reference, self._assembly.backend.export(), Path(path))
+
+    @property
+    def version(self) -> Version | None:
+        return None if self._publisher is None else self._publisher.version
+
+    @property
+    def _compute(self) -> Compute:
+        return self._assembly.compute("trainer")
+
+
+class RemoteTrainer:
+    """`site.TrainerSeat`: the trainer of one attempt at the run. Every loss of it is a RoleLostError."""
+
+    def __init__(self, desk: Desk, writer: Compute, connect: Callable[[str], WireClient]) -> None:
+        self._desk, self._writer, self._connect = desk, writer, connect
+        self._client: WireClient | None = None
+        self.version = Version()
+        self._published = False
+
+    async def begin(self, stage: int) -> None:
+        await self.call("begin", stage)
+
+    async def load(self, stage: int, folder: Path) -> None:
+        await self.call("load", stage, str(folder))
+
+    async def first(self, number: int, incarnation: int) -> None:
+        if not self._published:
+            self.version = await self.call("first", number, incarnation)
+            self._published = True
+
+    def trainable(self) -> Trainable:
+        return _RemoteTrainable(self, self._writer)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Waits for the trainer's first arrival: the supervisor sees to that one."""
+        client = await self._connected()
+        try:
+            return await client.call("trainer", method, *args)
+        except LinkError as error:
+            raise RoleLostError(f"the trainer's process was lost in {method}: {error}") from error
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connected(self) -> WireClient:
+        if self._client is None:
+            # No deadline: the supervisor starts the trainer, or ends the run when it cannot.
+            await self._desk.changed.wait_for(lambda: "trainer" in self._desk.hosts)
+            address = self._desk.hosts["trainer"].arrival.address
+            assert address is not None
+            self._client = self._connect(address)
+        return self._client
+
+
+class _RemoteTrainable:
+    """`snapshot.Trainable` of another process."""
+
+    def __init__(self, trainer: RemoteTrainer, writer: Compute) -> None:
+        self._trainer, self.writer = trainer, writer
+
+    async def capture(self) -> Captured:
+        await self._trainer.call("capture")
+        return _RemoteCapture(self._trainer, asyncio.get_running_loop())
+
+
+class _RemoteCapture:
+    """A captured state that the trainer's process holds and writes."""
+
+    def __init__(self, trainer: RemoteTrainer, loop: asyncio.AbstractEventLoop) -> None:
+        self._trainer, self._loop = trainer, loop
+
+    def write(self, path: str) -> None:
+        """On the writer's thread: returns when the trainer has written its files."""
+        written = asyncio.run_coroutine_threadsafe(self._trainer.call("write_capture", path), self._loop)
+        written.result(CAPTURE_S)
