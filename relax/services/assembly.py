@@ -23,6 +23,7 @@ from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
+from relax.model.device import find_device
 from relax.model.family import Family, find_family
 from relax.model.load import load_model, load_model_config, load_tokenizer
 from relax.model.name import copy_tensors
@@ -30,12 +31,15 @@ from relax.model.source import ModelOrigin, model_folder
 from relax.model.vocabulary import Vocabulary, read_vocabulary
 from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
+from relax.runtime.device import DeviceTurns, SharedDevices
 from relax.runtime.local import LocalLauncher
 from relax.runtime.pool import build_pool
 from relax.runtime.table import RUNTIMES
 from relax.services.check import capacity, gate_policy, max_context_tokens, max_rows
 from relax.services.controller import StageBounds
+from relax.services.critic import first_policy_step
 from relax.services.fleet import Fleet
+from relax.services.judge import Judges
 from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
 from relax.services.publisher import ProbeSource
@@ -46,9 +50,9 @@ from relax.services.roles.rollout import RolloutSettings
 from relax.services.roles.trainer import TrainerSettings
 from relax.services.stage import StageSetup
 from relax.services.supply import Supply
-from relax.services.task import Task
+from relax.services.task import Task, make_task
 from relax.services.timeline import Timeline
-from relax.tasks.table import ENVIRONMENTS, REWARDS
+from relax.tasks.table import REWARDS
 from relax.training.table import BACKENDS
 from relax.weights.store import WeightStore
 from relax.weights.transport import build_transport
@@ -64,6 +68,8 @@ class Assembly:
     clock: LoopClock = field(default_factory=LoopClock)
     timeline: Timeline = field(default_factory=lambda: Timeline(Path(), every=0))
     computes: dict[str, Compute] = field(default_factory=dict)
+    owns_policy: bool = True
+    """False in a process whose models all get their weights from somewhere else: no trainer lives here."""
     _engines: list[Any] = field(default_factory=list)
 
     # --- model facts ---
@@ -134,8 +140,14 @@ class Assembly:
         """The compute thread of a model-owning role."""
         if name not in self.computes:
             thread = ComputeThread(name, self.config.runtime.threads_per_role)  # type: ignore[attr-defined]
-            self.computes[name] = self.timeline.measured_compute(name, thread)
+            self.computes[name] = self.sharing.compute(name, self.timeline.measured_compute(name, thread))
         return self.computes[name]
+
+    @cached_property
+    def sharing(self) -> SharedDevices:
+        """Which roles of this process share a device with others."""
+        runtime = self.config.runtime
+        return SharedDevices(runtime.devices, DeviceTurns(self.clock, runtime.min_turn_s))  # type: ignore[attr-defined]
 
     @cached_property
     def pool(self) -> Pool:
@@ -152,6 +164,9 @@ class Assembly:
         """Idempotent; called on every path out of a run. Engines end before the threads that they compute on."""
         for engine in self._engines:
             await engine.close()
+        if "judges" in self.__dict__:
+            await self.judges.close()
+        await self.sharing.close()
         for compute in self.computes.values():
             compute.close()
         self.computes.clear()
@@ -164,35 +179,44 @@ class Assembly:
 
     @cached_property
     def backend(self) -> TrainBackend:
-        return self.make_backend(self._model)
+        backend = self.make_backend(self._model)
+        self.sharing.add("trainer", backend)
+        return backend
 
     def copy_model(self) -> Any:
-        """A second copy of the policy as it is now."""
+        """A second copy of the policy as it is now; without the trainer in this process, a model of the same kind."""
+        if not self.owns_policy:
+            return self._fresh_model()
         backend = self.backend  # first: it puts the model on its device, and engines follow it there
         model = copy.deepcopy(self._model)
         copy_tensors(backend.export(), model)  # what it trains may be an adapter beside the model
         return model
+
+    def _fresh_model(self) -> Any:
+        model = self.config.model
+        loaded = load_model(self._model_path, model.weights, model.dtype, self.config.run.seed)
+        return loaded.to(find_device(getattr(self.config.training.backend, "device", "cpu")))
 
     @property
     def _model_origin(self) -> ModelOrigin:
         model = self.config.model
         return ModelOrigin(model.path, model.source, model.cache, model.weights, self.config.run.seed)
 
-    def make_backend(self, model: Any) -> TrainBackend:
-        """The configured backend around a model."""
+    def make_backend(self, model: Any, **others: Any) -> TrainBackend:
+        """The configured backend around a model; `others` replace what is said of the policy, for a model that is not its kind."""
         config = self.config
-        backend: TrainBackend = BACKENDS.component(config.training.backend.type)(
-            config.training.backend,
-            model=model,
-            vocabulary=self.vocabulary,
-            temperature=config.rollout.sampling.temperature,
-            grad_clip=config.training.grad_clip,
-            deterministic=config.run.deterministic,
-            tokenizer_path=self._tokenizer_path,
-            processor_path=self._model_path,
-            base=self._model_origin,
-            family=self.family,
-        )
+        parts = {
+            "config": config.training.backend,
+            "vocabulary": self.vocabulary,
+            "temperature": config.rollout.sampling.temperature,
+            "grad_clip": config.training.grad_clip,
+            "deterministic": config.run.deterministic,
+            "tokenizer_path": self._tokenizer_path,
+            "processor_path": self._model_path,
+            "base": self._model_origin,
+            "family": self.family,
+        }
+        backend: TrainBackend = BACKENDS.component(config.training.backend.type)(model=model, **{**parts, **others})
         return backend
 
     @cached_property
@@ -230,6 +254,7 @@ class Assembly:
             decode=self._decoder() if self.config.rollout.sampling.stop else None,
         )
         self._engines.append(engine)
+        self.sharing.add(name, engine)
         return engine
 
     def _decoder(self) -> Decode:
@@ -269,23 +294,15 @@ class Assembly:
         return {name: self._task(name) for name in self.config.tasks}
 
     def _task(self, name: str) -> Task:
-        node = self.config.tasks[name]
-        make = ENVIRONMENTS.component(node.env.type)
-        rewards = [
-            (label, r.weight, self.timeline.wrap(f"reward/{label}", REWARDS.component(r.type)(r, pool=self.pool)))  # type: ignore[attr-defined]
-            for r in node.rewards
-            for label in [r.name or r.type]  # type: ignore[attr-defined]
-        ]
-        return Task(
-            name=name,
-            environment=lambda: make(node.env),
-            rewards=tuple(rewards),
-            timeout_s=node.timeout_s,
-            max_turns=getattr(node.env, "max_turns", 1),
-            max_attempts=node.max_attempts,
-            on_failure=node.on_failure,
-            min_survivors=node.min_survivors,
-        )
+        return make_task(name, self.config.tasks[name], self._reward)
+
+    def _reward(self, label: str, node: Any) -> Any:
+        judge = {} if getattr(node, "judge", None) is None else {"judge": self.judges.door(node.judge)}
+        return self.timeline.wrap(f"reward/{label}", REWARDS.component(node.type)(node, pool=self.pool, **judge))
+
+    @cached_property
+    def judges(self) -> Judges:
+        return Judges(self.config, self.compute, self.clock, self.wrap)
 
     def evaluation_sets(self) -> list[EvaluationSet]:
         return [
@@ -322,8 +339,7 @@ class Assembly:
         """A fresh optimizer and schedule for stage `index`; a schedule counts optimizer updates (B7)."""
         stage = self.config.stages[index]
         nodes = self.config.optimizer_of(stage), self.config.schedule_of(stage)
-        total_updates = stage.steps * self.algorithm(stage).updates
-        await self.compute("trainer").run(self.backend.begin, *nodes, total_updates)
+        await self.compute("trainer").run(self.backend.begin, *nodes, stage.num_updates)
 
     def place(self, index: int, state: RunState | None) -> StagePlace:
         """Stage `index` for recovery: with its cursor if it is the one that `state` was taken in, else fresh."""
@@ -367,7 +383,11 @@ class Assembly:
                 in_order=config.run.deterministic,
                 masks_over_age=config.rollout.over_age == "mask",
                 microbatch_encoder_tokens=config.training.microbatch_encoder_tokens,
+                seed=config.run.seed,
+                policy_from=first_policy_step(config, index, algorithm),
+                whole_steps=self.sharing.is_shared("trainer"),
             ),
             max_rows=max_rows(config, node),
             max_bytes=int(config.bus.max_bytes),
+            judges_groups=any(getattr(r, "judges_groups", False) for task in config.tasks.values() for r in task.rewards),
         )

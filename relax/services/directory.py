@@ -19,10 +19,12 @@ from relax.services.file import write_whole
 _FILES = frozenset({
     "config.yaml", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "quarantine.jsonl",
     "metrics.jsonl", "samples.jsonl", "timeline.json", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
+    "control.json", "control.token",
 })  # fmt: skip
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
     "checkpoints": ("step-[0-9]*", ".*step-[0-9]*"),
+    "logs": ("*.log",),
     "journal": ("events-[0-9]*.jsonl", "rows-[0-9]*.arrow"),
     "snapshots": ("step-[0-9]*", ".*step-[0-9]*"),
     "dumps": ("step-[0-9]*.npz",),
@@ -95,6 +97,16 @@ class RunDirectory:
     @property
     def status(self) -> Path:
         return self.root / "status.json"
+
+    @property
+    def control(self) -> Path:
+        """Where the control API of the process that runs it listens, and where its token is."""
+        return self.root / "control.json"
+
+    @property
+    def control_token(self) -> Path:
+        """A token that was made for one start; only the owner of the run can read it."""
+        return self.root / "control.token"
 
     @property
     def dumps(self) -> Path:

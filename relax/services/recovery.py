@@ -120,10 +120,10 @@ class Recovery:
         self._journal.storage.end_scan()
         return RecoveredStage(self._place.name, self._index, self._place.source)
 
-    def finish(self) -> None:
-        """End what died with the process; from here on events are appended."""
+    def finish(self, keep: Callable[[str], bool] = lambda holder: False, now: float = 0.0) -> None:
+        """End what died with the process; from here on events are appended. Holders that `keep` names live on: their leases stay."""
         self._journal.begin(self._log.last_number + 1)
-        self._index.release_all("the process that held it ended")
+        self._index.release_all("the process that held it ended", keep, now)
         self._settle()
         self._roll_back()
         self._withdraw()
@@ -157,7 +157,7 @@ class Recovery:
         assert self._state.bus is not None
         for tree in self._state.bus["groups"].values():
             for row, known in tree["rows"].items():
-                self._adopt_row(row, known["cells"])
+                self._adopt_row(row, known["cells"], self._state.bus.get("batches", {}).get(row, {}))
 
     def _tail(self, up_to: int | None) -> Iterator[Event]:
         for event in self._journal.tail(self._state.event):
@@ -187,12 +187,14 @@ class Recovery:
     def _adopt(self, kind: str, data: Mapping[str, Json]) -> None:
         """Find the cells that an event names, before anything of it is applied."""
         rows = data["rows"] if kind == "bus/put" else [{"id": data["group"], **data}] if kind == "bus/admit" else ()
+        batch = data.get("batch")  # where another process wrote these cells
         for row in rows:
-            self._adopt_row(row["id"], row["cells"])
+            self._adopt_row(row["id"], row["cells"], {} if batch is None else dict.fromkeys(row["cells"], batch))
 
-    def _adopt_row(self, row: str, columns: Collection[str]) -> None:
+    def _adopt_row(self, row: str, columns: Collection[str], batches: Mapping[str, list[int]]) -> None:
         for column in columns:
-            self._journal.storage.adopt(row, column)
+            where = (batches[column],) if column in batches else ()
+            self._journal.storage.adopt(row, column, *where)
         if not columns:
             self._journal.storage.put({row: {}})  # there is nothing of it in a segment
 
@@ -360,12 +362,17 @@ def recover(
     log: MemoryLog,
     controller: Controller,
     stage_at: Callable[[int], StagePlace],
+    keep: Callable[[str], bool] = lambda holder: False,
+    now: float = 0.0,
 ) -> RecoveredStage | None:
-    """Bring back what `state` and the journal's tail say; the stage that goes on, or None when its groups are admitted again."""
+    """Bring back what `state` and the journal's tail say; the stage that goes on, or None when its groups are admitted again.
+
+    Holders that `keep` names live on in other processes: their leases stay, renewed at `now`.
+    """
     if journal is not None and state.bus is not None and journal.has(state.event):
         recovery = Recovery(state, journal, COLUMNS, log, controller, stage_at)
         recovered = recovery.run()
-        recovery.finish()
+        recovery.finish(keep, now)
         return recovered
     if journal is not None and state.bus is not None:
         _report.warning("the journal of what followed step %d is not there: groups in flight run again", state.step)

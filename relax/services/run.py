@@ -96,8 +96,10 @@ class Run:
             stack.push_async_callback(self._timeline.close)
             stack.push_async_callback(self._samples.close)
             stack.push_async_callback(self._assembly.close)
-            stack.push_async_callback(self._site.close)
             stack.callback(self._close_journal)
+            stack.push_async_callback(
+                self._site.close
+            )  # first: who calls from outside finds everything open, or nobody
             await self._build()
             stack.enter_context(calm_collector())
             stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
@@ -152,7 +154,8 @@ class Run:
             stream.state()  # opens it: a data set that is not there is found before anything is trained
         for note in assembly.vocabulary.notes:
             _report.info("tokenizer: %s", note)
-        self._journal = Journal(self._directory.journal, COLUMNS) if config.bus.journal else None
+        if config.bus.journal:
+            self._journal = Journal(self._directory.journal, COLUMNS, shared=self._site.is_remote)
         self._log = MemoryLog(assembly.clock, EVENTS_KEPT, None if self._journal is None else self._journal.write)
         gate = Gate(self._log, config.stages[0].groups_per_step, config.max_staleness_of(config.stages[0]))
         self._projection = Projection(
@@ -217,7 +220,8 @@ class Run:
             # The journal's tail speaks of other prompts, or of steps that the stage does not have any more.
             state = replace(state, bus=None)
         self._snapshots.adopt(complete_states(self._snapshot_store))
-        self._recovered = recover(state, self._journal, self._log, self._controller, self._place)
+        now = self._assembly.clock.time()
+        self._recovered = recover(state, self._journal, self._log, self._controller, self._place, self._site.keeps, now)
         if self._site.evaluation is not None:
             self._site.evaluation.next_number = self._ledger.next_evaluation()
             known = f"eval/{self._config.eval.sets[0].name}/reward"
@@ -273,7 +277,7 @@ class Run:
         began = time.monotonic()
         bus = None if recovered is None else recovered.index
         try:
-            control = Control(self._controller, self._log, self._journal)
+            control = Control(self._controller, self._log, self._journal, continues=bus is not None)
             await run_stage(await self._site.crew(control, setup, fresh=start == first), setup, source, bus)
         finally:
             seconds = self._progress.seconds
@@ -329,6 +333,7 @@ class Run:
     def _write_status(self, step: int) -> None:
         status: Mapping[str, Json] = {
             **self._controller.status(),
+            **self._site.status(),
             "step": step,
             "end": self._progress.end,
             "account": self._controller.account.counts(),

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
+from relax.core.message import Json
 from relax.core.version import Version
 from relax.services.controller import Controller
 from relax.services.roles.evaluation import EvaluationResult
@@ -36,6 +37,8 @@ class Control:
     controller: Controller
     log: MemoryLog
     journal: Journal | None
+    continues: bool = False
+    """The stage goes on with the bus of an earlier process."""
 
 
 class TrainerSeat(Protocol):
@@ -79,6 +82,11 @@ class EvaluationDesk(Protocol):
 
 class Site(Protocol):
     @property
+    def is_remote(self) -> bool:
+        """Whether roles are in other processes, which then write and read the journal's segments too."""
+        ...
+
+    @property
     def trainer(self) -> TrainerSeat: ...
 
     @property
@@ -88,12 +96,20 @@ class Site(Protocol):
         """Prove that the roles can work here. Raises UserError."""
         ...
 
+    def keeps(self, holder: str) -> bool:
+        """Whether what this holder leased before an interruption stays its own: its process lives on."""
+        ...
+
     async def crew(self, control: Control, setup: StageSetup, fresh: bool) -> Crew:
         """Who works in a stage; `fresh` when it begins with this call."""
         ...
 
     async def measure(self) -> Mapping[str, float]:
         """Rates and counters since the last call."""
+        ...
+
+    def status(self) -> Mapping[str, Json]:
+        """What `status.json` says of the roles."""
         ...
 
     def progress(self) -> tuple[float, ...]:

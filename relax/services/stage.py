@@ -20,13 +20,16 @@ from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Stor
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER, BusAccess, ControllerAccess
 from relax.services.controller import Controller, GateSampler, StageBounds
+from relax.services.critic import CriticWeights
 from relax.services.fleet import Fleet
 from relax.services.plan import Plan
 from relax.services.roles.advantage import Advantage
+from relax.services.roles.critic import Critic
 from relax.services.roles.demonstration import Demonstration
 from relax.services.roles.reference import Reference
 from relax.services.roles.reward import Reward
 from relax.services.roles.rollout import Rollout, RolloutSettings
+from relax.services.roles.teacher import Teacher, TeacherModel
 from relax.services.roles.trainer import Dump, Publish, Trainer, TrainerSettings
 from relax.services.subscription import subscriptions
 from relax.services.task import Task
@@ -46,6 +49,8 @@ class StageSetup:
     trainer: TrainerSettings
     max_rows: int
     max_bytes: int
+    judges_groups: bool = False
+    """Whether a reward compares siblings, so that they are judged together."""
 
 
 class Crew(Protocol):
@@ -97,6 +102,8 @@ class LocalCrew:
     journal: Journal | None = None
     fleet: Fleet | None = None
     reference: tuple[TrainBackend, Compute] | None = None
+    critic: CriticWeights | None = None
+    teacher: tuple[TeacherModel, Compute] | None = None
     media: MediaReader | None = None
     wrap: Wrap = lambda name, target: target
 
@@ -120,13 +127,16 @@ class LocalCrew:
             None if self.fleet is None else self.wrap("generate", self.fleet.router),
             self.reference,
             self.media,
+            teacher=self.teacher,
         )
         for role in setup.plan.roles:
             start_role(role, tasks, setup, parts)
 
     async def train(self, setup: StageSetup, bus: TransferQueue) -> None:
+        access = self.wrap("bus", bus)
+        critic = None if self.critic is None else Critic(access, self.critic, setup.algorithm, setup.trainer)
         trainer = Trainer(
-            self.wrap("bus", bus),
+            access,
             self.wrap("controller", self.controller),
             self.backend,
             self.compute,
@@ -134,6 +144,7 @@ class LocalCrew:
             setup.trainer,
             self.publish,
             self.dump,
+            None if critic is None else self.wrap("critic", critic),
         )
         await trainer.run(setup.bounds.first, setup.bounds.end)
 
@@ -146,7 +157,7 @@ async def run_stage(crew: Crew, setup: StageSetup, source: Source, recovered: Bu
     bus = TransferQueue(COLUMNS, storage, crew.log, crew.clock, setup.max_rows, setup.max_bytes, recovered)
     begin = controller.begin_stage if recovered is None else controller.continue_stage
     begin(bounds, bus, crew.live(setup))
-    for subscription in subscriptions(setup.plan, crew.rollout_lease_s):
+    for subscription in subscriptions(setup.plan, crew.rollout_lease_s, setup.judges_groups):
         sampler = GateSampler(controller.gate) if subscription.consumer == TRAINER else None
         await bus.subscribe(subscription, sampler)
     stop_listening = crew.log.listen(controller.on_event)
@@ -172,6 +183,7 @@ class RoleParts:
     reference: tuple[TrainBackend, Compute] | None = None
     media: MediaReader | None = None
     holder: str | None = None
+    teacher: tuple[TeacherModel, Compute] | None = None
 
 
 def start_role(role: str, tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
@@ -202,9 +214,19 @@ def _start_demonstration(tasks: TaskSet, setup: StageSetup, parts: RoleParts) ->
 
 
 def _start_reward(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
-    reward = Reward(parts.bus, parts.controller, parts.tasks, setup.algorithm.reward_filter, parts.holder)
+    reward = _reward(setup, parts)
     tasks.start("reward", reward.score(), endless=True)
     tasks.start("verdict", reward.decide(), endless=True)
+
+
+def _start_verdict(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    tasks.start("verdict", _reward(setup, parts).decide(), endless=True)
+
+
+def _reward(setup: StageSetup, parts: RoleParts) -> Reward:
+    algorithm = setup.algorithm
+    is_needed = algorithm.advantages is not None
+    return Reward(parts.bus, parts.controller, parts.tasks, algorithm.reward_filter, parts.holder, is_needed)
 
 
 def _start_advantage(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
@@ -218,12 +240,21 @@ def _start_reference(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> Non
     tasks.start("reference", reference.run(), endless=True)
 
 
+def _start_teacher(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
+    assert parts.teacher is not None
+    budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
+    teacher = Teacher(parts.bus, *parts.teacher, *budgets, top_k=setup.algorithm.teacher_top_k)
+    tasks.start("teacher", teacher.run(), endless=True)
+
+
 _STARTS: Mapping[str, Callable[[TaskSet, StageSetup, RoleParts], None]] = {
     "rollout": _start_rollout,
     "demonstration": _start_demonstration,
     "reward": _start_reward,
+    "verdict": _start_verdict,
     "advantage": _start_advantage,
     "reference": _start_reference,
+    "teacher": _start_teacher,
 }
 """How each role with loops of its own is started."""
 

@@ -16,14 +16,14 @@ from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.message import Json
 from relax.services.best import check_retention
 from relax.services.check import check_run
-from relax.services.cli.launch import Outcome, launch
+from relax.services.cli.launch import Outcome, Runnable, launch
 from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
 from relax.services.directory import RunDirectory
 from relax.services.disk import write_failure
-from relax.services.monitors.hub import build_monitors
+from relax.services.monitors.hub import MonitorHub, build_monitors
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
 from relax.services.summary import top_reasons
@@ -77,9 +77,7 @@ def _run(request: Request) -> Outcome:
         try:
             hub = build_monitors(config, directory, outline_of(config))
 
-            from relax.services.run import Run
-
-            return launch(Run(config, directory, hub, request.resume), config.run.grace_s, _say)
+            return launch(_runnable(request, hub), config.run.grace_s, _say)
         except RelaxError as error:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
@@ -91,6 +89,19 @@ def _run(request: Request) -> Outcome:
                 raise
             _report(RelaxError(f"{failure}; what was written before is untouched"), directory, log_path)
             raise typer.Exit(1) from error
+
+
+def _runnable(request: Request, hub: MonitorHub) -> Runnable:
+    """The run, in this process or in several."""
+    config, directory, resume = request.config, request.directory, request.resume
+    if config.runtime.type == "local":
+        from relax.services.run import Run
+
+        return Run(config, directory, hub, resume)
+    from relax.services.remote.launch import RemoteRun
+    from relax.services.remote.role import roles_of
+
+    return RemoteRun(config, directory, hub, roles_of(config), resume)
 
 
 def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:

@@ -96,7 +96,7 @@ class ControllerProcess:
             self._attempts += 1
 
     async def _attempt(self) -> dict[str, Json]:
-        is_first = self._attempts == 0 and self._spec.incarnation == 0
+        is_first = self._attempts == 0 and self._spec.incarnation <= 1
         run = Run(
             self._config,
             self._directory,
@@ -136,7 +136,8 @@ async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Js
     the next controller.
     """
     process = ControllerProcess(RoleSpec.from_json(value))
-    pulse.of("controller").busy("with the run")
+    pulse.ready()
+    pulse.of("controller").waits("events")
     try:
         return await process.execute()
     except (InvariantError, TransportError):

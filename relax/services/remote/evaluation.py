@@ -28,7 +28,8 @@ class HeldVersions:
         return found
 
     def manifest(self, version: Version) -> Manifest:
-        assert self._manifest is not None and self._manifest.version == version
+        assert self._manifest is not None
+        assert self._manifest.version == version
         return self._manifest
 
     def pin(self, version: Version) -> None:

@@ -6,7 +6,6 @@ controller has ended, or when a host is given up.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -15,7 +14,7 @@ from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
 from relax.runtime.config import RayConfig
-from relax.runtime.host import HostError, HostSpec, Resources
+from relax.runtime.host import HostError, HostSpec
 from relax.runtime.place import RunPlace, run_id_of
 from relax.runtime.supervision import HostView, Supervision
 from relax.runtime.supervisor import GiveUp, Report
@@ -53,27 +52,21 @@ class RemoteRun:
         assert isinstance(runtime, RayConfig)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._hub.close)
-            launcher = await RUNTIMES.component(runtime.type)(
-                runtime, place=self._place, directory=self._directory.root
+            build = RUNTIMES.component(runtime.type)
+            hosts = await stack.enter_async_context(
+                build(runtime, self._directory.root, on_report=self._told, on_give_up=self._gave_up)
             )
-            stack.push_async_callback(launcher.close)
+            self._supervision = hosts
             self._address = f"unix:{self._place.socket('control')}"
             self._client = WireClient(self._address, "launcher", patient=True)
             stack.push_async_callback(self._client.close)
-            self._supervision = Supervision(
-                launcher,
-                runtime.supervisor(),
-                beat_s=runtime.liveness.beat_s,
-                on_report=self._told,
-                on_give_up=self._gave_up,
-            )
-            async with self._supervision as hosts:
-                hosts.want(self._hosts(runtime))
-                async with TaskSet("launcher") as tasks:
-                    tasks.start("monitors", self._hub.run(), endless=True)
-                    tasks.start("feed", self._feed(), endless=True)
-                    tasks.start("roles", self._pass_roles(), endless=True)
-                    return await self._outcome(hosts)
+            hosts.want(self._hosts(runtime))
+            async with TaskSet("launcher") as tasks:
+                tasks.start("monitors", self._hub.run(), endless=True)
+                tasks.start("feed", self._feed(), endless=True)
+                tasks.start("roles", self._pass_roles(), endless=True)
+                return await self._outcome(hosts)
+        raise AssertionError("the block above returns or raises")
 
     async def stop(self) -> None:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
@@ -121,16 +114,17 @@ class RemoteRun:
         spec = RoleSpec(
             str(self._directory.root.resolve()), self._place.run_id, name, roles, 0, self._address, None, self._resume
         )
-        asked = [runtime.resources[role] for role in roles if role in runtime.resources]
-        resources = Resources(
-            sum(one.cpus for one in asked),
-            sum(one.gpus for one in asked),
-            next((one.node for one in asked if one.node), ""),
+        from relax.runtime.ray import host_resources
+
+        resources, environment = host_resources(runtime, roles)
+        return HostSpec(
+            name,
+            roles,
+            f"relax.services.remote.{entry}",
+            spec.to_json(),
+            environment,
+            resources,
         )
-        environment: dict[str, str] = {}
-        for one in asked:
-            environment |= one.env
-        return HostSpec(name, roles, f"relax.services.remote.{entry}", spec.to_json(), environment, resources)
 
     # --- what is passed on ---
 
@@ -145,7 +139,8 @@ class RemoteRun:
 
     async def _pass_roles(self) -> None:
         """Endless. Tells the controller how every host fares; waits for nothing but time."""
-        assert self._client is not None and self._supervision is not None
+        assert self._client is not None
+        assert self._supervision is not None
         control = self._client.proxy("control")
         while True:
             await control.saw([_view(view) for view in self._supervision.view()])
@@ -172,8 +167,3 @@ def _view(view: HostView) -> Mapping[str, Any]:
         "failures": view.failures,
         "error": view.error,
     }
-
-
-def secret_for(address: str) -> str | None:
-    """What callers prove themselves with; on a socket file its mode does."""
-    return None if address.startswith("unix:") else secrets.token_urlsafe(32)

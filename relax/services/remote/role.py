@@ -51,7 +51,7 @@ def role_rows(view: Mapping[str, Json]) -> Iterator[RoleStatus]:
             version=_number(said.version),
             rate=said.counters.get("rollout/tokens_per_second"),
             unit="tokens" if "rollout/tokens_per_second" in said.counters else "",
-            restarts=view["incarnation"],
+            restarts=max(0, view["incarnation"] - 1),
             beat_age_s=view.get("age_s"),
             error=view["error"],
             place=f"process {view['pid']}" if view["pid"] else "",
