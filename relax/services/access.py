@@ -53,6 +53,18 @@ class StepOutcome:
     over_age: tuple[GroupId, ...] = ()
 
 
+class CriticAccess(Protocol):
+    """The critic as the trainer sees it: it gets receipts only, and fetches and puts under the trainer's leases."""
+
+    async def evaluate(self, step: int, receipts: Sequence[Receipt]) -> None:
+        """Put `values` and `gae_advantages` on every sample of the receipts, by the critic's weights of `step` (TQ10)."""
+        ...
+
+    async def train(self, step: int, receipts: Sequence[Receipt]) -> dict[str, float]:
+        """Train on the step's groups, in the order given, and go on to the next step; returns metrics."""
+        ...
+
+
 class ControllerAccess(Protocol):
     async def start(self, group: GroupId) -> int:
         """The group's first request is about to be sent; returns the base version that its requests must carry."""

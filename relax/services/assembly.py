@@ -389,5 +389,7 @@ class Assembly:
             ),
             max_rows=max_rows(config, node),
             max_bytes=int(config.bus.max_bytes),
-            judges_groups=any(getattr(r, "judges_groups", False) for task in config.tasks.values() for r in task.rewards),
+            judges_groups=any(
+                getattr(r, "judges_groups", False) for task in config.tasks.values() for r in task.rewards
+            ),
         )

@@ -3,18 +3,24 @@
 Called by `relax config check` and at the start of `relax train`. Loads no torch.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relax.algorithms.config import AlgorithmConfig
+from relax.algorithms.config_critic import CriticConfig
 from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
 from relax.services.controller import GroupSize
 from relax.services.gate_state import GatePolicy
 from relax.training.config import ScheduleConfig
+from relax.training.table import VALUE_BACKENDS
 
 _TOKEN_BYTES = 40
 """Bytes per token over all columns of a trajectory and its samples, text included."""
+_TEACHER_BYTES = 4
+"""Bytes of a logprob, and of a token id, that a teacher writes."""
 _ROW_BYTES = 4096
 """Bytes per row for turns, parts of the reward and other texts."""
 
@@ -48,6 +54,8 @@ def capacity(config: RunConfig, stage: StageConfig) -> Capacity:
     tokens = max_context_tokens(config)
     rows = 1 + 2 * siblings
     num_bytes = _ROW_BYTES * rows + _TOKEN_BYTES * tokens * siblings + 8 * config.data.max_prompt_tokens
+    if hasattr(stage.algorithm, "teacher"):
+        num_bytes += _TEACHER_BYTES * (1 + 2 * getattr(stage.algorithm, "top_k", 0)) * tokens * siblings
     if config.data.media is not None:
         num_bytes += int(config.data.media.max_feature_bytes)
     unsettled = snapshot_interval(config, stage) if config.bus.journal else 1
@@ -73,6 +81,23 @@ def max_rows(config: RunConfig, stage: StageConfig) -> int:
     return capacity(config, stage).rows if config.bus.max_rows == "auto" else config.bus.max_rows
 
 
+def _critic_problems(config: RunConfig, stage: StageConfig) -> Iterator[str]:
+    """What is wrong with the critic of a stage, where it has one."""
+    node = getattr(stage.algorithm, "critic", None)
+    if not isinstance(node, CriticConfig):
+        return
+    backend = config.training.backend.type
+    if backend not in VALUE_BACKENDS.entries:
+        yield f"training.backend {backend!r} trains no value model; use {' or '.join(VALUE_BACKENDS.entries)}"
+    if node.warm_up_steps >= stage.steps:
+        yield f"warm_up_steps is {node.warm_up_steps} of the stage's {stage.steps} steps, so the policy is never trained; lower it"
+    schedule = node.schedule or config.schedule_of(stage)
+    updates: int = stage.algorithm.count_critic_updates(stage.steps)  # type: ignore[attr-defined]
+    unfit = schedule.problem(updates) if isinstance(schedule, ScheduleConfig) else None
+    if unfit is not None:
+        yield unfit
+
+
 def check_run(config: RunConfig) -> list[str]:
     """Warnings (ST9). Raises ConfigError listing every stage that cannot work."""
     problems: list[str] = []
@@ -80,6 +105,7 @@ def check_run(config: RunConfig) -> list[str]:
     dtypes = getattr(backend, "dtypes", (dtype,))
     if dtype not in dtypes:
         problems.append(f"model.dtype: backend {backend.type} trains in {', '.join(dtypes)}, not in {dtype}")
+    problems += _device_problems(config)
     warnings: list[str] = []
     for index, stage in enumerate(config.stages):
         path = f"stages.{index}"
@@ -94,10 +120,15 @@ def check_run(config: RunConfig) -> list[str]:
                 "raise it, or lower groups_per_step, group_size, max_staleness, rollout.oversample, training.snapshot_every, "
                 f"{'data.media.max_feature_bytes, ' if config.data.media is not None else ''}or the token limits [TQ5]"
             )
+        problems += [f"{path}.algorithm.critic: {text}" for text in _critic_problems(config, stage)]
         schedule = config.schedule_of(stage)
         unfit = schedule.problem(stage.num_updates) if isinstance(schedule, ScheduleConfig) else None
         if unfit is not None:
             problems.append(f"{path}: {unfit}")
+        if getattr(stage.algorithm, "teacher", stage) is None:
+            problems.append(
+                f"{path}.algorithm.teacher: is missing; {stage.algorithm.type} needs the model to learn from: set teacher.path"
+            )
         staleness = config.max_staleness_of(stage)
         algorithm: AlgorithmConfig = stage.algorithm  # type: ignore[assignment]
         if staleness > 0 and not algorithm.corrects_staleness:
@@ -108,3 +139,16 @@ def check_run(config: RunConfig) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return warnings
+
+
+DEVICE_ROLES = ("trainer", "engine", "evaluation", "reference", "critic", "teacher", "judge")
+"""Roles that own a model; each of them may be named in `runtime.devices`, `engine-0` for one of several."""
+
+
+def _device_problems(config: RunConfig) -> list[str]:
+    devices: dict[str, str] = getattr(config.runtime, "devices", {})
+    unknown = [name for name in devices if re.sub(r"-\d+$", "", name) not in DEVICE_ROLES]
+    return [
+        f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, engine-1, ..."
+        for name in unknown
+    ]

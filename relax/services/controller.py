@@ -16,7 +16,6 @@ from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.event import Event
 from relax.core.id import GroupId, index_of
 from relax.core.message import Json, Prompt, prompt_to_json
-from relax.core.protocol import Candidate
 from relax.services.access import TRAINER, StepOutcome, Taken
 from relax.services.account import Account, EndState
 from relax.services.gate import OVER_AGE, REQUEUED, SURPLUS, Gate
@@ -84,16 +83,6 @@ class NoProgressError(UserError):
     """Too much was lost. Raised between two steps or by `take`, where a checkpoint can be written (RR6)."""
 
 
-class GateSampler:
-    """Lets the bus lease to the trainer only what the gate allows (ST3); choosing is taking."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def choose(self, candidates: Sequence[Candidate], max_rows: int) -> Sequence[str]:
-        return self._gate.choose(candidates, max_rows)
-
-
 class Controller:
     """Lives as long as the run; each stage begins with a bus of its own.
 
@@ -106,6 +95,7 @@ class Controller:
         self._settles_at_once = settles_at_once
         self._stage: Stage | None = None
         self._stopping = False
+        self.is_paused = False
         self._state = StepState()
         self._again: list[GroupId] = []
         self._requeued: list[GroupId] = []
@@ -149,6 +139,12 @@ class Controller:
     async def request_stop(self) -> None:
         """The trainer's next `take` raises StopRequested; nothing more is admitted."""
         self._stopping = True
+        if self._stage is not None:
+            await self._wake()
+
+    async def pause(self, is_paused: bool) -> None:
+        """Admit nothing new from now on, or go on; what is in flight is finished and trained as far as it fills steps."""
+        self.is_paused = is_paused
         if self._stage is not None:
             await self._wake()
 
@@ -199,7 +195,9 @@ class Controller:
         return self.register.next_group(), prompt
 
     def _may_admit(self) -> bool:
-        if self._state.closing or self._stopping or self._requeued:  # requeued prompts come before new ones
+        if (
+            self._state.closing or self._stopping or self.is_paused or self._requeued
+        ):  # requeued prompts come before new ones
             return False
         live, gate, stage = self._current.live(), self.gate, self.stage
         if live is None or not gate.may_admit(live):
@@ -388,6 +386,7 @@ class Controller:
             "outstanding": gate.outstanding,
             "live": self._current.live(),
             "closing": self._state.closing,
+            "paused": self.is_paused,
         }
 
 

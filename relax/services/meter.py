@@ -34,7 +34,7 @@ class Meter:
         if "pool" in self._assembly.__dict__:
             pool = self._assembly.pool
             metrics |= {"pool/killed": pool.killed, "pool/crashed": pool.crashed}  # type: ignore[attr-defined]
-        return {**metrics, **self._media()}
+        return {**metrics, **self._assembly.sharing.measures(), **self._media()}
 
     def _media(self) -> dict[str, float]:
         """What reading media took so far; nothing in a run that reads text only."""

@@ -91,6 +91,15 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "training/encoder/kept": Metric("media", "media of frozen encoders that were taken as encoded in an earlier pass"),
     "step/seconds": Metric("s", "wall time since the step before"),
     "idle/<thread>": Metric("share", "time that a compute thread did nothing since the step before"),
+    "device/<role>/turns": Metric(
+        "turns", "turns that a role has had on a device that it shares, since the run began (DT)"
+    ),
+    "device/<role>/yields": Metric("turns", "those that ended because others waited (DT3)"),
+    "device/<role>/held_s": Metric("s", "seconds that the role's turns took"),
+    "device/<role>/waited_s": Metric("s", "seconds that it waited for them, moves included"),
+    "device/<role>/onloads": Metric("moves", "times that its model was put back onto the device"),
+    "device/<role>/offloads": Metric("moves", "times that its model was taken off the device"),
+    "device/<role>/moved_s": Metric("s", "seconds that these moves took"),
     "gate/lost": Metric("groups", "groups that ended untrained while the step was filled"),
     "ledger/admitted": Metric("groups", "groups admitted since the run began (AC1)"),
     "ledger/trained": Metric("groups", "groups that ended as trained"),

@@ -29,14 +29,21 @@ ROLES: Mapping[str, RoleColumns] = {
     "rollout": RoleColumns(("prompt",), (*_TOKENS, "behaviour_logprobs", "versions", "mixed")),
     "demonstration": RoleColumns(("prompt",), _TOKENS),
     "reward": RoleColumns(("prompt", "turns", "failure"), ("reward", "reward_parts", "kept")),
+    "verdict": RoleColumns(("prompt", "failure"), ("kept",)),
     "advantage": RoleColumns(("kept", "reward", "turns", "mask", "span"), ("advantages",)),
     "reference": RoleColumns(("kept", "token_ids", "mask", "span"), ("reference_logprobs",)),
+    "teacher": RoleColumns(
+        ("kept", "token_ids", "mask", "span"), ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
+    ),
     "old_logprobs": RoleColumns(("token_ids", "mask", "span"), ("old_logprobs",)),
 }
 """Every role but the trainer and those that an algorithm brings. A new role is one line here and one file in `roles/`."""
 
-MEDIA_ROLES = ("rollout", "demonstration", "reference", "old_logprobs")
+MEDIA_ROLES = ("rollout", "demonstration", "reference", "teacher", "old_logprobs")
 """In a run that reads media the first two write their columns too, the others read them."""
+
+CRITIC = "critic"
+"""The role that an algorithm with value functions brings; it may be in a process of its own, and is called by the trainer."""
 
 DERIVED = ("trajectory_number",)
 """Columns that the trainer makes of a row's id: no role writes them, and the bus never holds them."""
@@ -64,8 +71,8 @@ class Plan:
 
     @property
     def judges(self) -> bool:
-        """Whether trajectories get a reward, and groups a verdict."""
-        return "reward" in self.roles
+        """Whether groups get a verdict: by their rewards, or by what failed where nothing is rewarded."""
+        return "reward" in self.roles or "verdict" in self.roles
 
 
 def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES, reads_media: bool = False) -> Plan:
@@ -79,6 +86,8 @@ def make_plan(algorithm: Algorithm, roles: Mapping[str, RoleColumns] = ROLES, re
     if algorithm.advantages is not None:
         # `kept` makes the trainer wait for the verdict even on a group that has no sample at all.
         columns += ["advantages", "reward", "kept"]
+    elif algorithm.tokens_from == "rollout":
+        columns += ["reward", "kept"] if algorithm.observes_rewards else ["kept"]
     chosen: dict[str, int] = {}
     for function in algorithm.step_functions:  # first, so that they run in the algorithm's own order
         _require_role(function.name, algorithm, known, chosen, ())
@@ -103,9 +112,10 @@ def _with_media(roles: Mapping[str, RoleColumns]) -> dict[str, RoleColumns]:
 
 
 def _judged(roles: Mapping[str, RoleColumns], algorithm: Algorithm) -> dict[str, RoleColumns]:
-    """Without advantages there is no reward, hence no verdict to wait for."""
-    if algorithm.advantages is not None:
-        return dict(roles)
+    """Without advantages there is no reward: sampled groups then get a verdict on failures alone, and demonstrated ones none."""
+    if algorithm.tokens_from == "rollout":
+        unused = "verdict" if algorithm.advantages is not None or algorithm.observes_rewards else "reward"
+        return {name: role for name, role in roles.items() if name != unused}
     return {
         name: RoleColumns(tuple(column for column in role.consumes if column != "kept"), role.produces)
         for name, role in roles.items()
@@ -126,6 +136,10 @@ def _with_own(roles: dict[str, RoleColumns], algorithm: Algorithm) -> dict[str, 
                     "declare it in relax.core.column.COLUMNS with Scope.step"
                 )
         roles[function.name] = RoleColumns(function.consumes, function.produces)
+    if algorithm.critic is not None:
+        estimate = algorithm.critic.estimate
+        needed = tuple(column for column in estimate.consumes if column != "values")
+        roles[CRITIC] = RoleColumns(("token_ids", "mask", "span", *needed), ("values", *estimate.produces))
     return roles
 
 

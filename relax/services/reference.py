@@ -35,7 +35,9 @@ async def bind_reference(assembly: "Assembly", model: Any, path: Path) -> TrainB
             f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again"
         )
     await assembly.compute("reference").run(lambda: bind_tensors(model, load_file(path)))
-    return assembly.make_backend(model)
+    backend = assembly.make_backend(model)
+    assembly.sharing.add("reference", backend)
+    return backend
 
 
 def write_reference(tensors: Mapping[str, Any], path: Path) -> None:

@@ -67,7 +67,7 @@ class Span:
 
 
 class RecordedSteps:
-    """Bus and controller as the trainer sees them, made of what the journal holds of some steps."""
+    """Bus, controller and critic as the trainer sees them, made of what the journal holds of some steps."""
 
     def __init__(self, steps: dict[int, TakenStep], first: int) -> None:
         self._steps, self._step = steps, first
@@ -89,6 +89,12 @@ class RecordedSteps:
         self._step = outcome.step + 1
         self._waiting = list(self._steps[self._step].portions) if self._step in self._steps else []
         return self._step
+
+    async def evaluate(self, step: int, receipts: Sequence[Receipt]) -> None:
+        """What the critic found lies with the rows."""
+
+    async def train(self, step: int, receipts: Sequence[Receipt]) -> dict[str, float]:
+        return {}
 
     async def ack(self, lease: str) -> None: ...
     async def renew(self, lease: str) -> None: ...
@@ -188,8 +194,9 @@ async def _train(assembly: Assembly, span: Span, steps: dict[int, TakenStep]) ->
 
     async def publish(step: int, applied: bool) -> None: ...
 
+    critic = None if setup.algorithm.critic is None else recorded
     trainer = Trainer(
-        recorded, recorded, backend, compute, setup.algorithm, setup.trainer, publish, lambda step, rows: None
+        recorded, recorded, backend, compute, setup.algorithm, setup.trainer, publish, lambda step, rows: None, critic
     )
     await trainer.run(span.start.step, span.end.step)
 

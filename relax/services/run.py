@@ -4,6 +4,7 @@ Called by `relax train`, or by the process of the controller on a runtime with s
 checkpoint to resume from (RR1).
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -86,6 +87,7 @@ class Run:
         self._incarnation = 0
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
+        self._checkpoint: asyncio.Future[int] | None = None
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
@@ -134,12 +136,36 @@ class Run:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
         await self._controller.request_stop()
 
+    # --- what may be asked while it goes on ---
+
+    @property
+    def controller(self) -> Controller:
+        return self._controller
+
+    async def checkpoint(self) -> int:
+        """A checkpoint at the next step boundary; returns its step."""
+        if self._checkpoint is None:
+            self._checkpoint = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._checkpoint)  # no deadline: who asks has one
+
+    async def evaluate(self) -> int:
+        """Evaluate the newest version on every set; returns its step. Raises UserError when the run has none."""
+        if self._site.evaluation is None:
+            raise UserError("the run has no evaluation sets; add some under eval.sets")
+        version = self._site.trainer.version
+        self._evaluated.add(version.number)
+        await self._site.evaluation.request(version, version.number)
+        await self._site.evaluation.idle()
+        return version.number
+
     def _close_journal(self) -> None:
         if self._journal is not None:
             self._journal.close()
 
     def _progress_mark(self) -> tuple[float, ...]:
-        """Changes whenever anything happens: an event, or work on a compute thread."""
+        """Changes whenever anything happens: an event, or work of a role. A paused run is meant to do nothing."""
+        if self._controller.is_paused:
+            return (time.monotonic(),)
         return (self._log.last_number, *self._site.progress())
 
     def _stall_report(self) -> str:
@@ -300,9 +326,12 @@ class Run:
         step, config, progress = version.number, self._config, self._progress
         self._projection.measure(step - 1, await self._site.measure())
         await self._evaluate(version)
-        if step == progress.end or step % config.training.checkpoint.every == 0:
+        asked, self._checkpoint = self._checkpoint, None
+        if asked is not None or step == progress.end or step % config.training.checkpoint.every == 0:
             await self._settle_evaluation()
             await self._snapshots.checkpoint()
+        if asked is not None and not asked.done():
+            asked.set_result(step)
         await self._projection.flush()
         await self._samples.flush(step - 1)
         await self._timeline.stepped(step - 1)

@@ -14,6 +14,7 @@ from relax.bus.log import MemoryLog
 from relax.core.message import Json
 from relax.core.protocol import Captured, Compute, Source, TrainBackend
 from relax.services.controller import Controller
+from relax.services.critic import CapturedBoth, CriticWeights
 from relax.services.ledger import Ledger
 from relax.services.resume import BACKEND_FOLDER, RunState
 
@@ -46,14 +47,16 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalTrainable:
-    """The state of a backend in this process."""
+    """The state of a backend in this process, and of a critic that learns beside it."""
 
     backend: TrainBackend
     compute: Compute
     writer: Compute
+    critic: CriticWeights | None = None
 
     async def capture(self) -> Captured:
-        return await self.compute.run(self.backend.capture)
+        policy = await self.compute.run(self.backend.capture)
+        return policy if self.critic is None else CapturedBoth(policy, await self.critic.capture())
 
 
 class Snapshots:

@@ -19,9 +19,11 @@ from relax.core.media import MediaReader
 from relax.core.protocol import Clock, Compute, Generate, Renderer, Source, Storage, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER, BusAccess, ControllerAccess
-from relax.services.controller import Controller, GateSampler, StageBounds
+from relax.services.controller import Controller, StageBounds
 from relax.services.critic import CriticWeights
 from relax.services.fleet import Fleet
+from relax.services.gate_sampler import GateSampler
+from relax.services.places import Places
 from relax.services.plan import Plan
 from relax.services.roles.advantage import Advantage
 from relax.services.roles.critic import Critic
@@ -183,6 +185,7 @@ class RoleParts:
     reference: tuple[TrainBackend, Compute] | None = None
     media: MediaReader | None = None
     holder: str | None = None
+    places: Places | None = None
     teacher: tuple[TeacherModel, Compute] | None = None
 
 
@@ -196,7 +199,14 @@ def start_role(role: str, tasks: TaskSet, setup: StageSetup, parts: RoleParts) -
 def _start_rollout(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
     assert parts.generate is not None
     rollout = Rollout(
-        parts.bus, parts.controller, parts.generate, parts.renderer, parts.tasks, setup.rollout, parts.media
+        parts.bus,
+        parts.controller,
+        parts.generate,
+        parts.renderer,
+        parts.tasks,
+        setup.rollout,
+        parts.media,
+        parts.places,
     )
     tasks.start("rollout", rollout.run(), endless=True)
 

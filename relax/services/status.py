@@ -1,7 +1,7 @@
 """How a run stands, read from its directory: by anyone, during the run and after it.
 
-Read by `relax status`. The lock says whether a process owns the run now, `status.json` where its gate stands, the ledger what
-has been measured.
+Read by `relax status`. The lock says whether a process owns the run now, `status.json` where its gate and its roles stand, the
+ledger what has been measured.
 """
 
 import json
@@ -15,6 +15,7 @@ from relax.core.message import Json
 from relax.services.directory import RunDirectory
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
+from relax.services.role_status import RoleStatus, read_roles
 from relax.training.checkpoint import CheckpointStore
 
 RunState = Literal["running", "finished", "unfinished", "empty"]
@@ -25,6 +26,7 @@ RunState = Literal["running", "finished", "unfinished", "empty"]
 class RunStatus:
     """`metrics` holds the newest value of every metric; `gate` is what the controller last said; `age_s` is how old that is.
 
+    `roles` are the running ones (none where all of the run is one process), their signs of life as old as they are now.
     `notes` are sentences about files that could not be read; what they would tell is taken as unknown.
     """
 
@@ -44,12 +46,16 @@ class RunStatus:
     snapshot: str | None
     quarantined: int
     notes: tuple[str, ...] = ()
+    roles: tuple[RoleStatus, ...] = ()
 
 
 def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
     """A snapshot. Reads only."""
     outline = outline_of(config)
     gate, notes = _read_gate(directory)
+    roles, num_bad = read_roles(gate.get("roles"))
+    if num_bad:
+        notes = (*notes, f"{num_bad} of the roles in {directory.status.name} cannot be read and are left out")
     metrics, account, evaluations, step = _read_ledger(config, directory)
     step = max(step, int(gate.get("step", 0)))
     owner = directory.owner
@@ -58,6 +64,7 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         state = "finished"
     elif owner is not None:
         state = "running"
+    age_s = max(0.0, time.time() - directory.status.stat().st_mtime) if directory.status.exists() else None
     return RunStatus(
         run=config.run.name,
         directory=str(directory.root),
@@ -66,8 +73,8 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         stage=outline.stages[outline.index_of(min(step, outline.total - 1))].name,
         step=step,
         total=outline.total,
-        age_s=max(0.0, time.time() - directory.status.stat().st_mtime) if directory.status.exists() else None,
-        gate={key: gate[key] for key in ("taken", "outstanding", "live", "closing") if key in gate},
+        age_s=age_s,
+        gate={key: gate[key] for key in ("taken", "outstanding", "live", "closing", "paused") if key in gate},
         account=gate.get("account") or account,
         evaluations=evaluations,
         metrics=metrics,
@@ -75,6 +82,8 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         snapshot=_newest(directory.snapshots),
         quarantined=directory.quarantine.read_bytes().count(b"\n") if directory.quarantine.exists() else 0,
         notes=notes,
+        # Roles of a run that is over or was killed do nothing any more, whatever they last said.
+        roles=tuple(role.aged(age_s or 0.0) for role in roles) if state == "running" else (),
     )
 
 

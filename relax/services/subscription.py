@@ -30,6 +30,8 @@ _SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
             lease_s=ROLE_LEASE_S,
         ),
     ),
+    "verdict": (Subscription("verdict", Table.trajectory, ("prompt", "failure"), unit="group", lease_s=ROLE_LEASE_S),),
+    "teacher": (Subscription("teacher", Table.sample, ("kept", "token_ids", "mask", "span"), lease_s=ROLE_LEASE_S),),
     "advantage": (
         Subscription(
             "advantage", Table.sample, ("kept", "reward", "turns", "mask", "span"), unit="group", lease_s=ROLE_LEASE_S
@@ -41,11 +43,14 @@ _SUBSCRIPTIONS: Mapping[str, tuple[Subscription, ...]] = {
 }
 
 
-def subscriptions(plan: Plan, rollout_lease_s: float) -> list[Subscription]:
-    """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts."""
+def subscriptions(plan: Plan, rollout_lease_s: float, judges_groups: bool = False) -> list[Subscription]:
+    """The consumers of every role of a plan. `rollout_lease_s` is how long one trajectory may take, all its attempts. With
+    `judges_groups` the reward role takes the siblings of a prompt together, because some of its rewards compare them."""
     found = [
         _with_media(plan, _without_verdict(plan, one)) for role in plan.roles for one in _SUBSCRIPTIONS.get(role, ())
     ]
+    if judges_groups:
+        found = [replace(one, unit="group") if one.consumer == "reward" else one for one in found]
     if plan.samples:
         found.append(Subscription("rollout", Table.group, ("prompt",), lease_s=rollout_lease_s))
     found.append(Subscription(TRAINER, Table.sample, plan.trainer_columns, unit="group", lease_s=TRAINER_LEASE_S))
@@ -60,7 +65,7 @@ def _with_media(plan: Plan, subscription: Subscription) -> Subscription:
 
 
 def _without_verdict(plan: Plan, subscription: Subscription) -> Subscription:
-    """A stage without rewards has no verdicts, so nobody waits for one."""
+    """Demonstrated groups get no verdict, so nobody waits for one."""
     if plan.judges:
         return subscription
     return replace(subscription, columns=tuple(column for column in subscription.columns if column != "kept"))

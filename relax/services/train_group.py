@@ -58,6 +58,17 @@ class TrainGroup:
         """Take the tokens off bool[T] `keep` out of a mask."""
         self.masks[trajectory] = frozen(self.masks[trajectory] & keep)
 
+    def read(self, fetched: Fetched, names: Sequence[str]) -> None:
+        """Add float32 columns that were put on its samples since it was taken, joined over each trajectory."""
+        for id, mask in self.masks.items():
+            joined = {name: np.zeros(len(mask), dtype=np.float32) for name in names}
+            for sample in self.samples:
+                if parent_of(sample) == id:
+                    start, end = self._span(sample)
+                    for name, values in joined.items():
+                        values[start:end] = fetched.get(sample, name)
+            self.found.setdefault(id, {}).update({name: frozen(values) for name, values in joined.items()})
+
     def view(self, trajectory: str, columns: Sequence[str]) -> StepTrajectory:
         """The trajectory as a step-scope function sees it."""
         mask = self.masks[trajectory]

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from relax import __version__
 from relax.core.error import ConfigError, RelaxError, UserError
-from relax.services.cli import component, config, evaluate, export, replay, show, status, train
+from relax.services.cli import component, config, control, evaluate, export, replay, scale, show, status, stop, train
 from relax.services.cli.screen import print_error
 
 ENVIRONMENT = {
@@ -54,6 +54,14 @@ app.command("eval")(evaluate.evaluate_command)
 app.command("export")(export.export_command)
 app.command("replay")(replay.replay_command)
 app.command("status")(status.status_command)
+app.command("stop")(stop.stop_command)
+app.command("scale")(scale.scale_command)
+app.command("pause")(control.pause_command)
+app.command("resume")(control.resume_command)
+app.command("checkpoint")(control.checkpoint_command)
+app.command("restart")(control.restart_command)
+app.add_typer(control.engine_app, name="engine")
+app.command("operations")(control.operations_command)
 app.add_typer(show.app, name="show")
 app.add_typer(config.app, name="config")
 app.command("list")(component.list_command)

@@ -15,6 +15,7 @@ from rich.text import Text
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.services.cli.argument import open_run
+from relax.services.cli.roles import role_table
 from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
 from relax.services.status import RunStatus, read_status
@@ -27,7 +28,7 @@ def status_command(
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends or Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show where a run stands: step, reward, evaluations, staleness, account of groups, newest checkpoint."""
+    """Show where a run stands: step, reward, evaluations, staleness, account of groups, newest checkpoint, its roles."""
     if watch and as_json:
         raise UserError("--watch and --json exclude each other; choose one")
     config, directory = open_run(run)
@@ -62,7 +63,8 @@ def status_table(status: RunStatus) -> RenderableType:
     grid.add_column(overflow="fold")
     for name, value in _facts(status).items():
         grid.add_row(name, Text(value))
-    return Group(Text(f"{status.run} ({status.directory})", style="bold"), grid)
+    parts: list[RenderableType] = [Text(f"{status.run} ({status.directory})", style="bold"), grid]
+    return Group(*parts, Text(), role_table(status.roles)) if status.roles else Group(*parts)
 
 
 def _facts(status: RunStatus) -> dict[str, str]:
@@ -101,8 +103,9 @@ def _facts(status: RunStatus) -> dict[str, str]:
 
 def _state(status: RunStatus) -> str:
     if status.state == "running":
-        age = "" if status.age_s is None else f", last step {status.age_s:.0f} s ago"
-        return f"running (process {status.owner}{age})"
+        said = "news" if status.roles else "last step"
+        age = "" if status.age_s is None else f", {said} {status.age_s:.0f} s ago"
+        return f"{'paused' if status.gate.get('paused') else 'running'} (process {status.owner}{age})"
     if status.state == "finished":
         return "finished"
     return "not running, not finished"

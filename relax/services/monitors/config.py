@@ -1,10 +1,12 @@
 """Configuration of monitors. Loads without torch."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from relax.config.base import ComponentConfig
+from relax.config.base import ComponentConfig, Violation, rule
+from relax.config.secret import Secret
 
 
 class ConsoleConfig(ComponentConfig):
@@ -31,6 +33,23 @@ class TensorboardConfig(ComponentConfig):
     type: Literal["tensorboard"] = "tensorboard"
     flush_s: PositiveInt = 10
     """Seconds until a written value is surely in the file."""
+
+
+class NotifyConfig(ComponentConfig):
+    """Messages to people about restarts, stalls, failures and the end; needs the package apprise."""
+
+    type: Literal["notify"] = "notify"
+    urls: tuple[Secret, ...] = ()
+    """Where to, as apprise writes it (`slack://...`, `mailto://...`): each in an environment variable of its own."""
+    on: tuple[Literal["restart", "stall", "failure", "end"], ...] = ("restart", "stall", "failure", "end")
+    """What to tell."""
+    min_interval_s: NonNegativeFloat = 300.0
+    """Seconds between two messages of one kind; those in between are counted in the next one. Failure and end come at once."""
+
+    @rule
+    def somebody_is_told(self) -> Iterator[Violation]:
+        if not self.urls:
+            yield ("urls",), "is empty, so nobody would be told; name at least one, such as `[env:CHAT_URL]`"
 
 
 class ImportedMonitorConfig(ComponentConfig):

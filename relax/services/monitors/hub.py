@@ -8,7 +8,7 @@ held here is bounded (L7).
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 from relax.config.tree import RunConfig
 from relax.core.message import Json
@@ -21,6 +21,9 @@ from relax.services.outline import RunOutline
 
 MAX_SERIES = 2000
 """Different metric names in one run; more than that is a list or an id that leaked into a name (L3)."""
+
+Notice: TypeAlias = Literal["restart", "stall", "failure", "end"]
+"""What happens to a run that people want to hear of."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +75,12 @@ class MonitorHub:
         taken = tuple(dict(sample) for sample in samples)
         for thread in self._threads:
             thread.put_samples(step, taken)
+
+    def notice(self, kind: Notice, text: str) -> None:
+        """Tell people, by the monitors that can, what happened to the run. Returns at once; `text` is for them to read."""
+        if not self._closed:
+            for thread in self._threads:
+                thread.put_notice(kind, text)
 
     async def run(self) -> NoReturn:
         """Endless. Consumes: arrivals. Waits for: a quiet moment after one. Unblocked by: time. Logs the pending step then."""

@@ -16,7 +16,10 @@ from relax.core.protocol import Monitor
 
 Report = Callable[[str], None]
 """Takes one sentence for a person; called from the monitor's thread."""
-Entry: TypeAlias = tuple[Literal["log", "log_samples"], int, Mapping[str, float] | Sequence[Mapping[str, Json]]]
+Entry: TypeAlias = (
+    tuple[Literal["log", "log_samples"], int, Mapping[str, float] | Sequence[Mapping[str, Json]]]
+    | tuple[Literal["notice"], str, str]
+)
 """A verb of the monitor, with its arguments."""
 
 
@@ -31,6 +34,7 @@ class MonitorThread:
         self.is_broken = False
         self.ended: Future[None] = Future()
         self._monitor, self._report = monitor, report
+        self._takes_metrics = getattr(monitor, "takes_metrics", True)
         self._max_waiting, self._call_timeout_s = max_waiting, call_timeout_s
         self._waiting: deque[Entry] = deque()
         self._changed = threading.Condition()
@@ -45,11 +49,18 @@ class MonitorThread:
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand over metrics of a step. Returns at once."""
-        self._put(("log", step, metrics))
+        if self._takes_metrics:
+            self._put(("log", step, metrics))
 
     def put_samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None:
         """Hand over samples of a step: one entry, in the same queue. Returns at once."""
-        self._put(("log_samples", step, samples))
+        if self._takes_metrics:
+            self._put(("log_samples", step, samples))
+
+    def put_notice(self, kind: str, text: str) -> None:
+        """Hand over a notice, if the monitor has a `notice`: an entry in the same queue. Returns at once."""
+        if hasattr(self._monitor, "notice"):
+            self._put(("notice", kind, text))
 
     def finish(self) -> None:
         """Log what waits, close the monitor, end the thread; `ended` tells when. The monitor is closed even if it logged nothing."""

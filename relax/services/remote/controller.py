@@ -6,20 +6,30 @@ attempt recovers from the newest snapshot and the journal; roles that live on co
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from relax.config.autoscale import AutoscaleSection
 from relax.config.load import load_config
 from relax.core.error import InvariantError, RelaxError, TransportError, UserError
 from relax.core.message import Json
+from relax.runtime.clock import LoopClock
 from relax.runtime.liveness import Pulse
 from relax.runtime.place import RunPlace
+from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import Caller, WireServer
 from relax.services.assembly import Assembly
+from relax.services.autoscale import Autoscaler, FleetLoad
+from relax.services.control.application import build_application
+from relax.services.control.autoscaling import autoscale
+from relax.services.control.operator import Operator
+from relax.services.control.server import ControlServer
 from relax.services.directory import RunDirectory
+from relax.services.remote.control import Orders, RunControl
 from relax.services.remote.feed import Feed
 from relax.services.remote.host import RoleSpec
 from relax.services.remote.site import RemoteSite
@@ -47,7 +57,7 @@ class ControllerProcess:
         self._site: RemoteSite | None = None
         self._attempts = 0
         self._stopping = False
-        self._views: list[Mapping[str, Json]] = []
+        self._control = RunControl(self._config, self._find)
         self._ended: asyncio.Future[dict[str, Json]] | None = None
 
     # --- what the launcher calls ---
@@ -60,7 +70,11 @@ class ControllerProcess:
 
     async def saw(self, views: Sequence[Mapping[str, Json]]) -> None:
         """How the launcher sees every host."""
-        self._views = list(views)
+        self._control.saw(list(views))
+
+    async def orders(self, after: int) -> Orders:
+        """What the launcher is to do; see `RunControl.fetch`."""
+        return await self._control.fetch(after)
 
     async def outcome(self) -> dict[str, Json]:
         """The summary, once the run has ended. Raises what ended it otherwise."""
@@ -69,6 +83,12 @@ class ControllerProcess:
 
     # --- the run ---
 
+    def _find(self) -> tuple[Run, RemoteSite] | None:
+        """The attempt under way, once it can be asked for something."""
+        if self._run is None or self._site is None or not self._site.is_open:
+            return None
+        return self._run, self._site
+
     async def execute(self) -> dict[str, Json]:
         self._ended = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
@@ -76,6 +96,13 @@ class ControllerProcess:
             self._catalog = CatalogService(Catalog(self._config.weights.keep), folder)
             await self._catalog.restore()
             stack.push_async_callback(self._server.close)
+            operator = Operator(self._control)
+            server = ControlServer(build_application(operator), self._config.run.control, self._directory)
+            tasks = await stack.enter_async_context(TaskSet("control"))
+            tasks.start("operations", operator.run(), endless=True)
+            tasks.start("control server", server.serve(), endless=True)
+            if self._config.rollout.autoscale is not None:
+                tasks.start("autoscale", self._autoscale(operator, self._config.rollout.autoscale), endless=True)
             try:
                 summary = await self._attempt_until_done()
             except Exception as error:
@@ -91,7 +118,7 @@ class ControllerProcess:
             except RoleLostError as error:
                 _report.warning("%s; the run goes on from its newest snapshot", error)
             finally:
-                self._run = None
+                self._run = self._site = None
                 await self._server.close()  # every role connects again, and says what it holds
             self._attempts += 1
 
@@ -109,6 +136,21 @@ class ControllerProcess:
             asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(run.stop()))
         return await run.execute()
 
+    async def _autoscale(self, operator: Operator, section: AutoscaleSection) -> None:
+        await autoscale(Autoscaler(section), self._load, operator, LoopClock(), section.every_s)
+
+    def _load(self) -> FleetLoad:
+        """How full the engines are, and how idle the trainer, by what their hosts said last."""
+        now, replicas = time.monotonic(), len(self._control.replicas("engine"))
+        site = self._site
+        if site is None or not site.is_open:
+            return FleetLoad(now, replicas, 0, None, None, None)
+        ready = sum(one.takes_requests for one in site.fleet.registry)
+        said = site.desk.counters()
+        return FleetLoad(
+            now, replicas, ready, said.get("rollout/queue_s"), said.get("rollout/load"), said.get("idle/trainer")
+        )
+
     def _make_site(self, assembly: Assembly, directory: RunDirectory, keep_leases: bool) -> RemoteSite:
         assembly.owns_policy = False
         self._site = RemoteSite(
@@ -120,7 +162,7 @@ class ControllerProcess:
             lambda address: WireClient(address, "controller", self._spec.secret),
             keep_leases,
             first_revision=(self._spec.incarnation << 40) + (self._attempts << 24),
-            views=lambda: self._views,
+            views=lambda: self._control.views,
         )
         return self._site
 

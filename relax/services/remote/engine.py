@@ -15,6 +15,7 @@ from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
 from relax.services.fleet import Fleet
 from relax.services.fleet_registry import EngineEntry
+from relax.services.places import Places
 from relax.services.remote.host import Host
 from relax.services.router_follower import RouterFollower
 from relax.weights.service import follow
@@ -105,9 +106,9 @@ class RemoteEngine:
         return found
 
 
-def follow_fleet(host: Host, tasks: TaskSet) -> Router:
-    """The router of the rollout role, kept at what the fleet registry says."""
-    router = Router(host.assembly.clock)
+def follow_fleet(host: Host, tasks: TaskSet) -> tuple[Router, Places]:
+    """The router of the rollout role, kept at what the fleet registry says, and a place for a little more than it can send."""
+    router, places = Router(host.assembly.clock), Places(1)
 
     def connect(entry: EngineEntry) -> RemoteEngine:
         return RemoteEngine(WireClient(entry.address, host.spec.host, host.spec.secret))
@@ -117,5 +118,9 @@ def follow_fleet(host: Host, tasks: TaskSet) -> Router:
         await engine.client.close()
 
     follower = RouterFollower(router, host.client.proxy("fleet"), connect, disconnect)
-    tasks.start("router follower", follower.run(), endless=True)
-    return router
+
+    def resize() -> None:
+        places.resize(router.capacity() * 5 // 4)
+
+    tasks.start("router follower", follower.run(resize), endless=True)
+    return router, places

@@ -17,7 +17,9 @@ from relax.config.load import load_config
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
 from relax.core.error import TransportError
+from relax.core.protocol import Generate
 from relax.data.quarantine import Quarantine
+from relax.engines.router import Router
 from relax.runtime.liveness import Pulse
 from relax.runtime.place import RunPlace
 from relax.runtime.task import TaskSet
@@ -26,6 +28,7 @@ from relax.runtime.wire_server import WireServer
 from relax.services.assembly import Assembly
 from relax.services.directory import RunDirectory
 from relax.services.meter import Meter
+from relax.services.places import Places
 from relax.services.remote.desk import Arrival, StageNotice
 from relax.services.signal import Signal
 from relax.services.stage import RoleParts, StageSetup, start_role
@@ -79,6 +82,9 @@ class Host:
     is_left: bool = False
     """The stage that this host works on is not what it was: it joins anew."""
     queue: RemoteQueue | None = None
+    generate: Generate | None = None
+    """The router, where the rollout role is."""
+    places: Places | None = None
     on_arrival: list[Callable[[WireClient], Awaitable[None]]] = field(default_factory=list)
     _meter: Meter | None = None
 
@@ -123,12 +129,20 @@ class Host:
         for role in roles or self.spec.roles:
             self.pulse.of(role).busy(reason)
 
+    def load(self) -> dict[str, float]:
+        """How full the engines are, where the router is."""
+        if not isinstance(self.generate, Router):
+            return {}
+        found = dict(zip(("rollout/queue_s", "rollout/load"), self.generate.take_load(), strict=True))
+        return {name: value for name, value in found.items() if value is not None}
+
     async def beat(self, beat_s: float) -> None:
         """Endless. Tells the controller how this host fares; waits for nothing but time."""
         desk, meter, own = self.client.proxy("desk"), Meter(self.assembly), self.pulse.of(self.spec.roles[0])
         while True:
             version = self.version()
             own.counters = {name: value for name, value in (await meter.measure()).items() if name != "step/seconds"}
+            own.counters |= self.load()
             own.version = "" if version is None else str(version)
             own.progress = int(1000 * sum(compute.busy_s for compute in self.assembly.computes.values()))
             await desk.beat(self.spec.host, self.pulse.read())
@@ -237,17 +251,15 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
         controller,
         assembly.renderer,
         assembly.tasks,
-        GENERATE.get(host.spec.host),
+        host.generate,
         reference,
         assembly.supply.media,
         holder=host.spec.host,
+        places=host.places,
     )
 
 
 # --- roles that stand for the whole life of their process ---------------------------------------------------------------
-
-GENERATE: dict[str, Any] = {}
-"""The router of a host with the rollout role."""
 
 
 async def start_trainer(host: Host, tasks: TaskSet) -> None:
@@ -291,7 +303,7 @@ async def start_evaluation(host: Host, tasks: TaskSet) -> None:
 async def prepare_rollout(host: Host, tasks: TaskSet) -> None:
     from relax.services.remote.engine import follow_fleet
 
-    GENERATE[host.spec.host] = follow_fleet(host, tasks)
+    host.generate, host.places = follow_fleet(host, tasks)
 
 
 async def prepare_reward(host: Host, tasks: TaskSet) -> None:

@@ -23,6 +23,7 @@ from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import WireClient
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
+from relax.services.remote.control import Orders
 from relax.services.remote.feed import pass_on
 from relax.services.remote.host import RoleSpec
 
@@ -45,6 +46,7 @@ class RemoteRun:
         self._supervision: Supervision | None = None
         self._client: WireClient | None = None
         self._failure: GiveUp | None = None
+        self._replicas: dict[str, tuple[str, ...]] = {}
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
@@ -65,6 +67,7 @@ class RemoteRun:
                 tasks.start("monitors", self._hub.run(), endless=True)
                 tasks.start("feed", self._feed(), endless=True)
                 tasks.start("roles", self._pass_roles(), endless=True)
+                tasks.start("orders", self._follow_orders(hosts, runtime), endless=True)
                 return await self._outcome(hosts)
         raise AssertionError("the block above returns or raises")
 
@@ -101,11 +104,11 @@ class RemoteRun:
         grouped = {role: host.name for host in runtime.hosts for role in host.roles}
         hosts: dict[str, list[str]] = {CONTROLLER: [CONTROLLER]}
         for role in sorted(self._roles):
-            for name in self._replicas(role, runtime):
+            for name in self._replicas.get(role) or self._configured(role, runtime):
                 hosts.setdefault(grouped.get(role, name), []).append(role)
         return [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
 
-    def _replicas(self, role: str, runtime: RayConfig) -> list[str]:
+    def _configured(self, role: str, runtime: RayConfig) -> list[str]:
         count = {"engine": self._config.rollout.replicas, "reward": runtime.rewards}.get(role)
         return [role] if count is None else [f"{role}-{number}" for number in range(count)]
 
@@ -145,6 +148,24 @@ class RemoteRun:
         while True:
             await control.saw([_view(view) for view in self._supervision.view()])
             await asyncio.sleep(ROLES_S)
+
+    async def _follow_orders(self, hosts: Supervision, runtime: RayConfig) -> None:
+        """Endless. Consumes: orders of the controller. Waits for: new ones. Unblocked by: an operation, a restart of the controller."""
+        assert self._client is not None
+        control = self._client.proxy("control")
+        last, done = 0, set[int]()
+        while True:
+            orders: Orders = await control.orders(last)
+            if orders.number < last:
+                done.clear()  # a new controller counts anew
+            last = orders.number
+            if any(self._replicas.get(role) != hosts_of for role, hosts_of in orders.replicas.items()):
+                self._replicas.update(orders.replicas)
+                hosts.want(self._hosts(runtime))
+            for number, host in orders.restarts:
+                if number not in done:
+                    done.add(number)
+                    hosts.restart(host, "a restart was asked for")
 
     def _told(self, report: Report) -> None:
         _report.warning("%s: %s", report.host, report.text)

@@ -148,6 +148,7 @@ class RemoteSite:
     desk: Desk = field(default_factory=Desk)
     evaluation: RemoteEvaluation | None = None
     on_fleet: Callable[[], None] = lambda: None
+    is_open: bool = False
     _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
     _names: list[str] = field(default_factory=list)
     _measured_s: float = field(default_factory=time.monotonic)
@@ -163,6 +164,7 @@ class RemoteSite:
         self.serve("desk", self.desk)
         self.serve("weights", self.catalog)
         await self.server.start(self.address)
+        self.is_open = True
 
     def serve(self, name: str, target: object) -> None:
         """Until this site is closed."""

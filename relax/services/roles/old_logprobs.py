@@ -5,20 +5,13 @@ version k. Consumes the token rows of the taken groups, produces `old_logprobs`;
 before the step's first update.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from relax.core.completion import frozen
-from relax.core.id import parent_of
 from relax.core.protocol import Compute, TrainBackend
-from relax.services.train_group import TrainGroup
-from relax.training.packing import pack, split
+from relax.services.roles.token_column import TokenColumn
 
 COLUMN = "old_logprobs"
 
 
-class OldLogprobs:
+class OldLogprobs(TokenColumn):
     """`token_budget`, `in_order` and `encoder_budget` cut micro-batches as in training."""
 
     def __init__(
@@ -29,28 +22,4 @@ class OldLogprobs:
         in_order: bool = False,
         encoder_budget: int | None = None,
     ) -> None:
-        self._backend, self._compute = backend, compute
-        self._token_budget, self._in_order, self._encoder_budget = token_budget, in_order, encoder_budget
-
-    async def add(self, groups: Sequence[TrainGroup]) -> None:
-        """Give every trajectory of the groups its float32[T] column, 0 off the mask."""
-        owners = {sample: group for group in groups for sample in group.samples}
-        for group in groups:
-            for id, mask in group.masks.items():
-                group.found.setdefault(id, {})[COLUMN] = np.zeros(len(mask), dtype=np.float32)
-        rows = [row for group in groups for row in group.rows(dict.fromkeys(group.masks, 1.0), ())]
-        trained = [row for row in rows if row.mask.any()]
-        batches = pack(trained, self._token_budget, in_order=self._in_order, encoder_budget=self._encoder_budget)
-        if not batches:
-            return
-        shards = split(batches, self._backend.num_replicas)
-        results = await self._compute.run(self._backend.logprobs, shards)
-        for replica, found in zip(shards, results, strict=True):
-            for batch, values in zip(replica, found, strict=True):
-                for row, logprobs in zip(batch, values, strict=True):
-                    group = owners[row.id]
-                    start, end = group.fetched.get(row.id, "span")
-                    group.found[parent_of(row.id) or ""][COLUMN][int(start) : int(end)] = logprobs
-        for group in groups:
-            for columns in group.found.values():
-                frozen(columns[COLUMN])
+        super().__init__(COLUMN, backend, backend.logprobs, compute, token_budget, in_order, encoder_budget)

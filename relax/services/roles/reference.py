@@ -38,7 +38,7 @@ class Reference:
 
     async def _rows(self, fetched: Fetched) -> list[RowPut]:
         media = FetchedMedia(fetched)
-        rows = [_row(id, fetched, media) for id in fetched.ids]
+        rows = [sample_row(id, fetched, media) for id in fetched.ids]
         micro_batches = pack(rows, self._token_budget, encoder_budget=self._encoder_budget)
         (replica,) = await self._compute.run(self._backend.logprobs, [micro_batches])
         return [
@@ -48,7 +48,8 @@ class Reference:
         ]
 
 
-def _row(id: str, fetched: Fetched, media: FetchedMedia) -> TrainRow:
+def sample_row(id: str, fetched: Fetched, media: FetchedMedia) -> TrainRow:
+    """A fetched sample as a model scores it: every sampled token of its span counts."""
     start, end = fetched.get(id, "span")
     mask = fetched.get(id, "mask")[start:end]
     token_ids = fetched.get(id, "token_ids")[start:end]

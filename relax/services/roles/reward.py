@@ -15,14 +15,14 @@ from relax.bus.row import Fetched, Receipt, RowPut
 from relax.core.algorithm import RewardFilter
 from relax.core.error import LateError
 from relax.core.id import GroupId
-from relax.core.message import prompt_from_json
+from relax.core.message import Json, prompt_from_json
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.account import EndState
 from relax.services.consume import by_group, consume
 from relax.services.row import read_trajectory, read_turns
 from relax.services.task import Task
-from relax.tasks.score import score
+from relax.tasks.score import score, score_group, total
 
 BATCH, MAX_BATCHES = 64, 32
 """Trajectories judged under one lease, and leases at a time."""
@@ -36,10 +36,13 @@ class Reward:
         tasks: Mapping[str, Task],
         reward_filter: RewardFilter | None,
         holder: str | None = None,
+        is_needed: bool = True,
     ) -> None:
-        """`holder` is the name of this replica, None for the only one."""
+        """`holder` is the name of this replica, None for the only one. Without `is_needed` rewards are a metric: a group lives or dies by
+        the trajectories that failed, not by those that could not be judged."""
         self._bus, self._controller, self._tasks = bus, controller, tasks
-        self._filter, self._holder = reward_filter, holder
+        self._filter, self._holder, self._is_needed = reward_filter, holder, is_needed
+        self._compares = any(task.group_rewards for task in tasks.values())
         self._places = asyncio.Semaphore(MAX_BATCHES)
 
     async def score(self) -> NoReturn:
@@ -57,14 +60,15 @@ class Reward:
 
     async def _score(self, receipt: Receipt) -> None:
         """Judge a batch; what is ready together is written together. A reward that fails gives no value and a reason."""
-        tasks: list[asyncio.Task[RowPut]] = []
+        tasks: list[asyncio.Task[list[RowPut]]] = []
         try:
             fetched = await self._bus.fetch(receipt)
-            tasks = [asyncio.create_task(self._judge(id, fetched), name=f"judge {id}") for id in fetched.ids]
+            units = list(by_group(fetched).values()) if self._compares else [[id] for id in fetched.ids]
+            tasks = [asyncio.create_task(self._judge(ids, fetched), name=f"judge {ids[0]}") for ids in units]
             judging = set(tasks)
             while judging:
                 done, judging = await asyncio.wait(judging, return_when=asyncio.FIRST_COMPLETED)
-                await self._bus.put([task.result() for task in tasks if task in done], receipt.lease)
+                await self._bus.put([row for task in tasks if task in done for row in task.result()], receipt.lease)
             await self._bus.ack(receipt.lease)
         except LateError:
             return  # the lease is gone; the bus has counted what came late (TQ4)
@@ -73,13 +77,21 @@ class Reward:
             for task in tasks:
                 task.cancel()
 
-    async def _judge(self, id: str, fetched: Fetched) -> RowPut:
-        if fetched.get(id, "failure") is not None:
-            return RowPut(id, {"reward": None, "reward_parts": []})
-        prompt = prompt_from_json(fetched.get(id, "prompt"))
-        trajectory = read_trajectory(read_turns(fetched.get(id, "turns")))
-        total, parts = await score(prompt, trajectory, self._tasks[prompt.task].rewards)
-        return RowPut(id, {"reward": None if total is None else np.float64(total), "reward_parts": parts})
+    async def _judge(self, ids: list[str], fetched: Fetched) -> list[RowPut]:
+        """The rewards of one trajectory, or of all the siblings of a prompt where some reward compares them."""
+        prompt = prompt_from_json(fetched.get(ids[0], "prompt"))
+        task = self._tasks[prompt.task]
+        played = [id for id in ids if fetched.get(id, "failure") is None]
+        trajectories = [read_trajectory(read_turns(fetched.get(id, "turns"))) for id in played]
+        judging = [score(prompt, trajectory, task.rewards) for trajectory in trajectories]
+        scores = (
+            [await judging[0]] if len(judging) == 1 else await asyncio.gather(*judging)
+        )  # one needs no task of its own
+        parts = dict(zip(played, [parts for _, parts in scores], strict=True))
+        if task.group_rewards and played:
+            compared = await score_group(prompt, trajectories, task.group_rewards)
+            parts = {id: parts[id] + more for id, more in zip(played, compared, strict=True)}
+        return [_reward_row(id, parts.get(id, [])) for id in ids]
 
     async def _decide(self, fetched: Fetched) -> list[RowPut]:
         kept: list[RowPut] = []
@@ -93,14 +105,26 @@ class Reward:
 
     def _ending(self, group: GroupId, rows: list[str], fetched: Fetched) -> tuple[EndState, str] | None:
         """How the group ends now, untrained, or None to keep it: too few survivors by policy (AC4), or a filter."""
-        rewards = [fetched.get(id, "reward") for id in rows]
-        survivors = np.array([reward for reward in rewards if reward is not None], dtype=np.float64)
         task = self._tasks[fetched.get(group, "prompt")["task"]]
-        lost = len(rewards) - len(survivors)
-        if lost and (task.on_failure == "drop" or len(survivors) < min(task.min_survivors, len(rewards))):
-            return "failed", next(_why(id, fetched) for id in rows if fetched.get(id, "reward") is None)
-        reason = self._filter(survivors) if self._filter is not None else None
+        survivors = [id for id in rows if self._survives(id, fetched)]
+        if len(survivors) < len(rows) and (
+            task.on_failure == "drop" or len(survivors) < min(task.min_survivors, len(rows))
+        ):
+            return "failed", next(_why(id, fetched) for id in rows if id not in survivors)
+        if self._filter is None:
+            return None
+        reason = self._filter(np.array([fetched.get(id, "reward") for id in survivors], dtype=np.float64))
         return None if reason is None else ("filtered", reason)
+
+    def _survives(self, id: str, fetched: Fetched) -> bool:
+        if self._is_needed:
+            return fetched.get(id, "reward") is not None
+        return fetched.get(id, "failure") is None
+
+
+def _reward_row(id: str, parts: list[dict[str, Json]]) -> RowPut:
+    reward = total(parts)
+    return RowPut(id, {"reward": None if reward is None else np.float64(reward), "reward_parts": parts})
 
 
 def _why(id: str, fetched: Fetched) -> str:

@@ -20,6 +20,7 @@ from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.media_row import GROUP as MEDIA
 from relax.services.media_row import group_media, group_media_put, read_prompt_media, refusal_reason
+from relax.services.places import Places
 from relax.services.play import EpisodeLimits, Player
 from relax.services.row import failed_row, trajectory_rows
 from relax.services.task import Task
@@ -63,12 +64,14 @@ class Rollout:
         tasks: Mapping[str, Task],
         settings: RolloutSettings,
         media: MediaReader | None = None,
+        places: Places | None = None,
     ) -> None:
+        """`places` bounds the trajectories in flight where their number changes with the engines; None: `settings.concurrency`."""
         self._bus, self._controller = bus, controller
         self._tasks, self._settings, self._media = tasks, settings, media
         self._player = Player(renderer, generate, settings.sampling, settings.limits, media)
         self._preparing = asyncio.Semaphore(MAX_PREPARING)
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places = places or Places(settings.concurrency)
 
     async def run(self) -> None:
         """Endless. One group at a time is being dispatched; the next is taken when all its siblings have a place."""

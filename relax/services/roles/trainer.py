@@ -12,16 +12,19 @@ anything else decides which rows share a micro-batch or an update. A replay of t
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from relax.algorithms.gap import GapByAge
+from relax.bus.row import Receipt
 from relax.core.algorithm import Algorithm
 from relax.core.batch import Measure, TrainRow, merge_measures
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, index_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
-from relax.services.access import TRAINER, BusAccess, ControllerAccess, StepOutcome
+from relax.runtime.task import TaskSet
+from relax.services.access import TRAINER, BusAccess, ControllerAccess, CriticAccess, StepOutcome
 from relax.services.plan import make_plan
+from relax.services.roles.critic_column import CriticColumn
 from relax.services.roles.old_logprobs import OldLogprobs
 from relax.services.roles.step_column import StepColumns
-from relax.services.roles.update import TrainerParts, TrainerSettings, Update, UpdateResult, cut_updates
+from relax.services.roles.update import TrainerParts, TrainerSettings, Update, UpdateResult, cut_epochs
 from relax.services.row import oldest_version
 from relax.services.statistic import StepStatistics
 from relax.services.train_group import TrainGroup, read_groups
@@ -52,16 +55,20 @@ class Trainer:
         settings: TrainerSettings,
         publish: Publish,
         dump: Dump,
+        critic: CriticAccess | None = None,
     ) -> None:
-        self._bus, self._controller = bus, controller
+        """`critic` is needed by an algorithm that has one."""
+        self._bus, self._controller, self._critic = bus, controller, critic
         self._algorithm, self._settings = algorithm, settings
         self._publish, self._dump = publish, dump
         self._parts = TrainerParts(backend, compute, algorithm, settings)
         plan = make_plan(algorithm)
         budgets = settings.microbatch_tokens, settings.in_order, settings.microbatch_encoder_tokens
         old_logprobs = OldLogprobs(backend, compute, *budgets)
-        self._step_columns = StepColumns(plan, algorithm, old_logprobs, compute)
-        self._streams = not (plan.step_roles or algorithm.updates > 1 or settings.in_order)
+        critic_column = None if critic is None else CriticColumn(bus, critic)
+        self._step_columns = StepColumns(plan, algorithm, old_logprobs, compute, critic_column)
+        several = algorithm.updates > 1 or algorithm.epochs > 1
+        self._streams = not (plan.step_roles or several or settings.in_order or settings.whole_steps)
 
     async def run(self, first_step: int, end_step: int) -> None:
         """Train steps `first_step .. end_step - 1`; step k publishes version k + 1."""
@@ -73,7 +80,7 @@ class Trainer:
         update = Update(self._parts, measured_loss(self._algorithm, step), statistics)
         taken: list[TrainGroup] = []
         over_age: list[GroupId] = []
-        leases: list[str] = []
+        receipts: list[Receipt] = []
         while True:
             portion = await self._controller.take(TRAINER)
             if portion.step != step:
@@ -82,7 +89,7 @@ class Trainer:
                 )
             if portion.receipt is None:
                 break
-            leases.append(portion.receipt.lease)
+            receipts.append(portion.receipt)
             groups = []
             for group in read_groups(await self._bus.fetch(portion.receipt), self._algorithm):
                 if self._bound_staleness(group, statistics):
@@ -94,17 +101,35 @@ class Trainer:
             if self._streams:
                 update.add(groups)
                 await update.train(flush=False)
-        results = [await update.apply()] if self._streams else await self._train_whole(taken, statistics)
-        await self._finish(step, results, leases, statistics, tuple(over_age))
+        if self._streams:
+            results, told = [await update.apply()], dict[str, float]()
+        else:
+            results, told = await self._train_whole(taken, receipts, statistics)
+        await self._finish(step, results, told, [one.lease for one in receipts], statistics, tuple(over_age))
 
-    async def _train_whole(self, taken: list[TrainGroup], statistics: StepStatistics) -> list[UpdateResult]:
-        """The step's columns, then its updates one after the other; what follows one that is not finite is left out (LO6)."""
+    async def _train_whole(
+        self, taken: list[TrainGroup], receipts: list[Receipt], statistics: StepStatistics
+    ) -> tuple[list[UpdateResult], dict[str, float]]:
+        """The step's columns, then the policy's updates, and beside them the critic's; and what the critic tells."""
         if self._settings.in_order:
             taken = sorted(taken, key=lambda group: index_of(group.id))
         with statistics.timed("columns"):
-            statistics.add_measures(await self._step_columns.add(taken))
+            statistics.add_measures(await self._step_columns.add(taken, statistics.step, receipts))
+        if self._critic is None:
+            return await self._updates(taken, statistics), {}
+        async with TaskSet("updates") as tasks:
+            critic = tasks.start("critic", self._critic.train(statistics.step, receipts))
+            results = await self._updates(taken, statistics)
+        return results, critic.result()
+
+    async def _updates(self, taken: list[TrainGroup], statistics: StepStatistics) -> list[UpdateResult]:
+        """One after the other; what follows one that is not finite is left out (LO6). None but an empty one in a critic's warm-up."""
+        algorithm, step = self._algorithm, statistics.step
+        groups_of_updates = cut_epochs(taken, algorithm.updates, algorithm.epochs, self._settings.seed, step)
+        if step < self._settings.policy_from or not groups_of_updates:
+            groups_of_updates = [[]]
         results: list[UpdateResult] = []
-        for groups in cut_updates(taken, self._algorithm.updates) or [[]]:
+        for groups in groups_of_updates:
             update = Update(self._parts, measured_loss(self._algorithm, statistics.step), statistics)
             update.add(groups)
             results.append(await update.apply())
@@ -141,16 +166,20 @@ class Trainer:
         self,
         step: int,
         results: Sequence[UpdateResult],
+        told: Mapping[str, float],
         leases: Sequence[str],
         statistics: StepStatistics,
         over_age: tuple[GroupId, ...],
     ) -> None:
-        lost = next((result for result in results if not result.finite), None)
-        if lost is not None:
-            self._dump(step, lost.rows)
+        lost = [result for result in results if not result.finite]
+        if not lost and told.get("critic/nonfinite"):
+            lost = list(results)
+        if lost:
+            self._dump(step, [row for result in lost for row in result.rows])
         applied = any(result.report.applied for result in results)
-        reason = "nonfinite" if lost is not None else ("" if applied else "nothing to train")
-        metrics = {**statistics.metrics(_measures(results)), **_update_metrics(results)}
+        untrained = "critic warm-up" if step < self._settings.policy_from else "nothing to train"
+        reason = "nonfinite" if lost else ("" if applied else untrained)
+        metrics = {**statistics.metrics(_measures(results)), **_update_metrics(results), **told}
         for lease in leases:
             await self._bus.ack(lease)
         next_step = await self._controller.applied(StepOutcome(step, applied, reason, metrics, over_age))

@@ -13,6 +13,7 @@ import numpy as np
 from relax.core.algorithm import Algorithm
 from relax.core.batch import ForwardBackward, StepReport, TrainRow
 from relax.core.protocol import Compute, LossFn, TrainBackend
+from relax.core.seed import derive_seed
 from relax.services.statistic import StepStatistics
 from relax.services.train_group import TrainGroup
 from relax.training.packing import pack, split
@@ -30,6 +31,12 @@ class TrainerSettings:
     in_order: bool = False
     masks_over_age: bool = False
     microbatch_encoder_tokens: int | None = None
+    whole_steps: bool = False
+    """Train nothing before the step is complete: the trainer shares its device, and asks for it with a whole turn of work (DT2)."""
+    seed: int = 0
+    """The run's: it orders the mini-batches of epochs after the first (DE1)."""
+    policy_from: int = 0
+    """The first step that trains the policy; before it a critic warms up alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +131,12 @@ def cut_updates(groups: Sequence[TrainGroup], updates: int) -> list[list[TrainGr
     count = min(updates, len(groups))
     bounds = [len(groups) * index // count for index in range(count + 1)] if count else []
     return [list(groups[bounds[index] : bounds[index + 1]]) for index in range(count)]
+
+
+def cut_epochs(groups: Sequence[TrainGroup], updates: int, epochs: int, seed: int, step: int) -> list[list[TrainGroup]]:
+    """The mini-batches of all epochs of a step: the first in the order given, later ones in an order drawn from seed, step and epoch."""
+    found = cut_updates(groups, updates)
+    for epoch in range(1, epochs):
+        order = np.random.default_rng(derive_seed(seed, "epoch", step, epoch)).permutation(len(groups))
+        found += cut_updates([groups[index] for index in order], updates)
+    return found

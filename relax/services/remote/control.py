@@ -1,0 +1,277 @@
+"""What may be asked of a run whose roles are processes, carried out: `control.Control` of the controller's process.
+
+Roles are started and ended by the launcher: it fetches orders, and says how every host stands. Everything else is done here.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from relax.config.tree import RunConfig
+from relax.core.error import RelaxError, UserError
+from relax.core.message import Json
+from relax.services.control.request import (
+    Attach,
+    Checkpoint,
+    Detach,
+    Evaluate,
+    Pause,
+    Request,
+    Restart,
+    Resume,
+    Say,
+    Scale,
+)
+from relax.services.fleet_registry import EngineEntry
+from relax.services.remote.role import role_rows
+from relax.services.remote.site import RemoteSite
+from relax.services.role_status import RoleStatus
+from relax.services.run import Run
+from relax.services.signal import Signal
+
+REPLICATED: Mapping[str, str] = {"rollout": "engine", "reward": "reward"}
+"""What can be scaled, and the role whose hosts are its replicas."""
+MAX_REPLICAS = 64
+DRAIN_S = 600.0
+"""How long an engine may take to end its requests."""
+START_S = 300.0
+"""How long a new replica may take until it works."""
+FETCH_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the launcher is to do: which hosts of replicated roles there are to be (None: as they are), which to start anew.
+
+    `restarts` are (number, host), each to be done once.
+    """
+
+    number: int = 0
+    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    restarts: tuple[tuple[int, str], ...] = ()
+
+
+class RunControl:
+    """`find` gives the attempt at the run that is under way, None between two."""
+
+    def __init__(self, config: RunConfig, find: Callable[[], tuple[Run, RemoteSite] | None]) -> None:
+        self._config, self._find = config, find
+        self._views: Sequence[Mapping[str, Json]] = ()
+        self._orders = Orders()
+        self._changed = Signal()
+
+    # --- the launcher ---
+
+    def saw(self, views: Sequence[Mapping[str, Json]]) -> None:
+        """How the launcher sees every host now."""
+        self._views = views
+        self._changed.notify()
+
+    async def fetch(self, after: int) -> Orders:
+        """The orders, as soon as they are not those of number `after`; the same again after a while."""
+        try:
+            async with asyncio.timeout(FETCH_S):
+                await self._changed.wait_for(lambda: self._orders.number != after)
+        except TimeoutError:
+            pass  # no news is an answer
+        return self._orders
+
+    @property
+    def views(self) -> Sequence[Mapping[str, Json]]:
+        return self._views
+
+    # --- looks ---
+
+    def run(self) -> Mapping[str, Json]:
+        found = self._find()
+        state: dict[str, Json] = {
+            "run": self._config.run.name,
+            "total": sum(stage.steps for stage in self._config.stages),
+        }
+        if found is None:
+            return {**state, "state": "recovering"}
+        controller = found[0].controller
+        return {**state, "state": "running", **controller.status(), "account": controller.account.counts()}
+
+    def roles(self) -> Sequence[RoleStatus]:
+        return [row for view in self._views for row in role_rows(view)]
+
+    def engines(self) -> Sequence[EngineEntry]:
+        found = self._find()
+        return [] if found is None else list(found[1].fleet.registry.view().engines)
+
+    def plan(self, request: Request) -> Sequence[str]:
+        match request:
+            case Scale(replicas=replicas):
+                return [line for role, wanted in replicas.items() for line in self._scale_plan(role, wanted)]
+            case Detach(name=name):
+                self._known_engine(name)
+                return [f"drain {name} by its requests in flight, then end its process"]
+            case Restart(role=role):
+                return [f"end the process {self._host_of(role)} and start it anew"]
+            case Pause():
+                return [] if self._is_paused() else ["admit no new groups"]
+            case Resume():
+                return ["admit groups again"] if self._is_paused() else []
+            case Checkpoint():
+                return ["write a checkpoint at the next step boundary"]
+            case Evaluate():
+                if not self._config.eval.sets:
+                    raise UserError("the run has no evaluation sets; add some under eval.sets")
+                return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
+            case Attach(url=url):
+                raise UserError(f"no kind of engine that this run can use answers at {url!r}; scale rollout instead")
+
+    async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
+        match request:
+            case Scale(replicas=replicas):
+                return {role: await self._scale(role, wanted, say) for role, wanted in replicas.items()}
+            case Detach(name=name):
+                await self._drain([name], "engine", say)
+                return {"engines": len(self.replicas("engine"))}
+            case Restart(role=role):
+                return await self._restart(self._host_of(role), say)
+            case Pause() | Resume():
+                is_paused = isinstance(request, Pause)
+                await self._attempt()[0].controller.pause(is_paused)
+                return {"paused": is_paused}
+            case Checkpoint():
+                return {"step": await self._attempt()[0].checkpoint()}
+            case Evaluate():
+                return {"step": await self._attempt()[0].evaluate()}
+            case Attach():
+                raise UserError(str(self.plan(request)))
+
+    # --- scaling ---
+
+    def _scale_plan(self, role: str, wanted: int) -> list[str]:
+        replicated = REPLICATED.get(role)
+        if replicated is None or not self.replicas(replicated):
+            raise UserError(f"role {role!r} has no replicas here; roles that have: {', '.join(self._scalable())}")
+        if not 1 <= wanted <= MAX_REPLICAS:
+            raise UserError(f"{role}={wanted}: give a number of replicas from 1 to {MAX_REPLICAS}")
+        now = self.replicas(replicated)
+        added, ended = _change(replicated, now, wanted)
+        how = "drain and end" if replicated == "engine" else "end"
+        return [f"start {name}" for name in added] + [f"{how} {name}" for name in ended]
+
+    async def _scale(self, role: str, wanted: int, say: Say) -> int:
+        replicated = REPLICATED[role]
+        before = self.replicas(replicated)
+        added, ended = _change(replicated, before, wanted)
+        if ended:
+            await self._drain(ended, replicated, say)
+        if added:
+            await self._start(replicated, before, added, say)
+        return len(self.replicas(replicated))
+
+    async def _start(self, role: str, before: Sequence[str], added: Sequence[str], say: Say) -> None:
+        """Cancelled, the new ones are ended again."""
+        self._order(role, (*before, *added))
+        try:
+            for name in added:
+                say(f"{name} starts")
+                if role == "engine":
+                    await self._attempt()[1].fleet.served(name, START_S)
+                else:
+                    await self._until(lambda name=name: self._phase(name) == "ready", START_S, f"{name} is not ready")
+                say(f"{name} works")
+        except asyncio.CancelledError:
+            self._order(role, tuple(before))
+            raise
+
+    async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
+        """Each is sent nothing more, ends what it has, and then ends."""
+        if role == "engine":
+            fleet = self._attempt()[1].fleet
+            say(f"{', '.join(names)}: no new requests")
+            await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in names))
+        left = tuple(name for name in self.replicas(role) if name not in names)
+        self._order(role, left)
+        say(f"{', '.join(names)}: ended")
+        await self._until(lambda: not set(names) & set(self.replicas(role)), DRAIN_S, f"{names} have not ended")
+
+    async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
+        before = self._view(host)["incarnation"]
+        number = self._orders.number + 1
+        self._orders = Orders(number, self._orders.replicas, (*self._orders.restarts[-16:], (number, host)))
+        self._changed.notify()
+        say(f"{host} is ended")
+        await self._until(
+            lambda: self._view(host)["incarnation"] > before and self._phase(host) == "ready",
+            START_S,
+            f"{host} is not back",
+        )
+        return {"host": host, "incarnation": self._view(host)["incarnation"]}
+
+    def _order(self, role: str, hosts: tuple[str, ...]) -> None:
+        replicas = {**self._orders.replicas, role: hosts}
+        self._orders = Orders(self._orders.number + 1, replicas, self._orders.restarts)
+        self._changed.notify()
+
+    async def _until(self, predicate: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait_for(predicate)
+        except TimeoutError as error:
+            raise RelaxError(f"{otherwise} after {timeout_s:g} s; see its log in the run's folder logs") from error
+
+    # --- what the launcher said ---
+
+    def replicas(self, role: str) -> tuple[str, ...]:
+        """The hosts that carry a replicated role, by number."""
+        over = ("stopped", "finished", "given up", "stopping")
+        names = [view["host"] for view in self._views if role in view["roles"] and view["phase"] not in over]
+        return tuple(sorted(names, key=_number))
+
+    def _scalable(self) -> list[str]:
+        return [name for name, role in REPLICATED.items() if self.replicas(role)]
+
+    def _view(self, host: str) -> Mapping[str, Json]:
+        return next(view for view in self._views if view["host"] == host)
+
+    def _phase(self, host: str) -> str:
+        return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
+
+    def _host_of(self, role: str) -> str:
+        """The host that a role or host name means. Raises UserError."""
+        for view in self._views:
+            if role == view["host"] or (role in view["roles"] and role not in REPLICATED.values()):
+                return str(view["host"])
+        known = ", ".join(str(view["host"]) for view in self._views)
+        raise UserError(f"there is no role {role!r}; roles: {known}")
+
+    def _known_engine(self, name: str) -> None:
+        if name not in {one.name for one in self.engines() if one.state != "gone"}:
+            known = ", ".join(one.name for one in self.engines() if one.state != "gone") or "none"
+            raise UserError(f"there is no engine {name!r}; engines: {known}")
+        if len([one for one in self.engines() if one.takes_requests]) == 1:
+            raise UserError(f"{name} is the only engine; add one first, with scale rollout=2")
+
+    # --- the attempt ---
+
+    def _is_paused(self) -> bool:
+        found = self._find()
+        return found is not None and found[0].controller.is_paused
+
+    def _attempt(self) -> tuple[Run, RemoteSite]:
+        found = self._find()
+        if found is None:
+            raise RelaxError("the run is recovering from the loss of a role; ask again in a moment")
+        return found
+
+
+def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
+    """Names to add and names to end: the lowest free numbers come, the highest go."""
+    added: list[str] = []
+    number = 0
+    while len(now) + len(added) < wanted:
+        if f"{role}-{number}" not in now:
+            added.append(f"{role}-{number}")
+        number += 1
+    return added, list(now[wanted:])
+
+
+def _number(host: str) -> int:
+    text = host.rpartition("-")[2]
+    return int(text) if text.isdigit() else 0
