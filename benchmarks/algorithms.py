@@ -38,8 +38,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "reinforce_pp": ("stages.rl.groups_per_step=256", "stages.rl.algorithm.group_size=2"),
     "gspo": ("stages.rl.algorithm.updates=1", "stages.rl.algorithm.clip_low=0.1", "stages.rl.algorithm.clip_high=0.1"),
     "decoupled_ppo": ("stages.rl.optimizer.lr=5e-5",),
+    "ppo": (
+        "stages.rl.algorithm.epochs=2",
+        "stages.rl.algorithm.critic.warm_up_steps=10",
+        "stages.rl.algorithm.critic.optimizer.lr=1e-3",
+    ),
 }
-"""What differs from the short recipe: the same number of trajectories, a clip on this task's scale, a rate for four updates."""
+"""What differs from the short recipe: the same number of trajectories, a clip on this task's scale, a rate for four updates, a
+critic that has begun to know something before the policy follows it."""
 
 
 @dataclass(frozen=True)

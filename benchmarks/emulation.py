@@ -193,11 +193,13 @@ class EmulatedRun(ServiceRun):
         return {index_of(str(row["id"])) for row in ended if row is not None and row["state"] == "filtered"}
 
 
-def emulate(profile: Profile, inspect: Callable[[EmulatedRun], T]) -> T:
+def emulate(
+    profile: Profile, inspect: Callable[[EmulatedRun], T], make: Callable[[Profile, Disk], EmulatedRun] = EmulatedRun
+) -> T:
     """Run a profile to its end; returns what `inspect` makes of the run before its ledger closes."""
 
     async def main(disk: Disk) -> T:
-        run = EmulatedRun(profile, disk)
+        run = make(profile, disk)
         try:
             await run.run()
             return inspect(run)

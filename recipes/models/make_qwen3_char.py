@@ -1,4 +1,5 @@
-"""Writes `recipes/models/qwen3-char`: a 0.4 M-parameter Qwen3 configuration and a character tokenizer, no weights.
+"""Writes `recipes/models/qwen3-char`: a 0.4 M-parameter Qwen3 configuration and a character tokenizer, no weights; and
+`recipes/models/qwen3-char-large`, the configuration alone of a larger model with the same tokens, for a teacher.
 
 Run `python recipes/models/make_qwen3_char.py` to make the committed files again. Recipes use the folder with
 `model.weights: random`; the tokenizer has one token for each printable ASCII character, ChatML's special tokens and media
@@ -41,13 +42,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+def make_config(tokenizer: PreTrainedTokenizerFast, width: int = 128, layers: int = 2) -> Qwen3Config:
     return Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
         vocab_size=-(-len(tokenizer) // 8) * 8,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=2,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -64,3 +65,4 @@ if __name__ == "__main__":
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     make_config(tokenizer).save_pretrained(folder)
+    make_config(tokenizer, width=192, layers=2).save_pretrained(folder.with_name("qwen3-char-large"))

@@ -33,6 +33,9 @@ class AlgorithmConfig(ComponentConfig):
     updates: int = Field(default=1, ge=1)
     """Optimizer updates that the groups of a step are split into, in the order taken, each with its own denominator. With more
     than 1, training begins when the whole step is there; schedules count updates, versions count steps (ST7)."""
+    epochs: int = Field(default=1, ge=1)
+    """Times that a step trains on its groups, each time in `updates` updates: the first in the order taken, later ones in an order
+    drawn from the run's seed. With more than 1, training begins when the whole step is there."""
 
     @property
     def corrects_staleness(self) -> bool:
@@ -48,6 +51,10 @@ class AlgorithmConfig(ComponentConfig):
     def staleness_choices(self) -> tuple[str, ...]:
         """Settings that would answer for older samples, beside `max_staleness: 0`."""
         return ()
+
+    def count_updates(self, steps: int) -> int:
+        """Optimizer updates of the policy in `steps` steps: what its schedule counts."""
+        return steps * self.updates * self.epochs
 
     def problems(self) -> list[str]:
         """Violated rules that more than one field takes part in; subclasses add theirs."""
@@ -173,11 +180,12 @@ class RatioConfig(GroupConfig):
                 f"correction {self.correction.type} would count the importance ratio twice, because old_logprobs: rollout "
                 "already divides by the behaviour logprobs; set old_logprobs: current, or correction.type: none"
             )
-        if self.old_logprobs == "current" and self.updates > 1:
-            found.append(
-                f"updates is {self.updates}, but old_logprobs: current compares the policy with itself, so nothing holds the "
-                "step's later updates; set old_logprobs: recomputed or rollout, or updates: 1"
-            )
+        for name, value in (("updates", self.updates), ("epochs", self.epochs)):
+            if self.old_logprobs == "current" and value > 1:
+                found.append(
+                    f"{name} is {value}, but old_logprobs: current compares the policy with itself, so nothing holds the "
+                    f"step's later updates; set old_logprobs: recomputed or rollout, or {name}: 1"
+                )
         return found
 
 

@@ -140,9 +140,10 @@ class DpoConfig(AlgorithmConfig):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.updates > 1:
-            found.append(
-                f"updates is {self.updates}, but the slope of a pair's loss is computed once, under the weights that the step "
-                "began with; set updates: 1, and fewer groups_per_step for smaller updates"
-            )
+        for name, value in (("updates", self.updates), ("epochs", self.epochs)):
+            if value > 1:
+                found.append(
+                    f"{name} is {value}, but the slope of a pair's loss is computed once, under the weights that the step "
+                    f"began with; set {name}: 1, and fewer groups_per_step for smaller updates"
+                )
         return found

@@ -28,6 +28,11 @@ class GapByAge:
     def needs_entropy(self) -> bool:
         return self.loss.needs_entropy
 
+    @property
+    def choices(self) -> str | None:
+        """That of the wrapped loss, if it is a `ChoiceLoss`."""
+        return getattr(self.loss, "choices", None)
+
     def __call__(self, batch: LossInput) -> LossOutput:
         output = self.loss(batch)
         measures = dict(output.measures)

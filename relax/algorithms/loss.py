@@ -50,7 +50,7 @@ class PolicyLoss:
         weights_BT = keep(batch.weights_BT, trained_BT)
         logprobs_BT = keep(batch.logprobs_BT, trained_BT)
         behaviour_BT = keep(batch.columns["behaviour_logprobs"], trained_BT)
-        means, maxima = _gap(logprobs_BT.detach(), behaviour_BT)
+        means, maxima = logprob_gap(logprobs_BT.detach(), behaviour_BT)
         loss_BT = self._policy_term(batch, trained_BT, logprobs_BT, behaviour_BT, means, maxima)
         means["policy/loss"] = loss_BT
         if self.kl_weight:
@@ -96,7 +96,7 @@ class PolicyLoss:
         return behaviour_BT if self.old_logprobs == "rollout" else logprobs_BT.detach()
 
 
-def _gap(logprobs_BT: Tensor, behaviour_BT: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def logprob_gap(logprobs_BT: Tensor, behaviour_BT: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Means and maxima of how far the policy is from the one that sampled."""
     gap_BT = torch.abs(logprobs_BT - behaviour_BT)
     means = {

@@ -38,5 +38,6 @@ def build_policy(config: RatioConfig, objective: Objective, advantages: Advantag
         # KL and entropy pull on a token whatever its advantage.
         skips_zero_advantage=config.kl_weight == 0 and config.entropy_weight == 0,
         updates=config.updates,
+        epochs=config.epochs,
         step_functions=(step_function,) if step_function is not None else (),
     )

@@ -46,4 +46,5 @@ def build_supervised(config: SupervisedConfig) -> Algorithm:
         loss=SupervisedLoss(),
         aggregate=build_aggregate(config),
         updates=config.updates,
+        epochs=config.epochs,
     )

@@ -54,6 +54,16 @@ ALGORITHMS = ComponentTable(
             "relax.algorithms.cispo:build_cispo",
             "REINFORCE with clipped importance weights",
         ),
+        "ppo": Entry(
+            "relax.algorithms.config_critic:PpoConfig",
+            "relax.algorithms.ppo:build_ppo",
+            "several epochs of clipped updates, with advantages from a value model",
+        ),
+        "distillation": Entry(
+            "relax.algorithms.config_distillation:DistillationConfig",
+            "relax.algorithms.distillation:build_distillation",
+            "towards a teacher on what the policy sampled: reverse KL per token, no reward needed",
+        ),
         "supervised": Entry(
             "relax.algorithms.config:SupervisedConfig",
             "relax.algorithms.supervised:build_supervised",

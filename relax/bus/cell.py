@@ -45,6 +45,14 @@ def freeze(column: Column, value: Any) -> Any:
     return _check_scalar(column, _array_type(column.dtype, column.shape)[0], value)
 
 
+def check(column: Column, value: Any) -> Any:
+    """As `freeze`, without the copy of a writeable array: for who writes the cell out before anybody can change it."""
+    if type(value) is np.ndarray and column.dtype not in _NOT_ARRAYS:
+        _check_array(column, value)
+        return value
+    return freeze(column, value)
+
+
 _encode = json.JSONEncoder(sort_keys=True).encode
 _decode = json.JSONDecoder().raw_decode
 
@@ -141,13 +149,17 @@ def _array_type(dtype: str, shape: tuple[str, ...]) -> tuple[np.dtype[Any], int,
     return kept, len(shape), tuple((axis, int(name)) for axis, name in enumerate(shape) if name.isdecimal())
 
 
-def _freeze_array(column: Column, value: Any) -> Any:
+def _check_array(column: Column, value: Any) -> None:
     dtype, rank, fixed = _array_type(column.dtype, column.shape)
     # Most dtypes are one object each, so the first question nearly always decides.
     if (value.dtype is not dtype and value.dtype != dtype) or value.ndim != rank:
         raise _mismatch(column, _describe(value))
     if fixed and any(value.shape[axis] != size for axis, size in fixed):
         raise _mismatch(column, _describe(value))
+
+
+def _freeze_array(column: Column, value: Any) -> Any:
+    _check_array(column, value)
     if isinstance(value, np.generic) or _is_constant(value):
         return value
     kept = np.array(value, order="K", copy=True)

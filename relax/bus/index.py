@@ -4,13 +4,13 @@ Called by the queue shell and by simulation. A verb checks the rules, applies on
 log before it returns; `replay` of those events gives an equal index. No I/O, no awaits; time comes in as `now`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from relax.bus.consumer import Consumer, ReadyList
-from relax.bus.lease import Lease
-from relax.bus.row import BusStatus, ConsumerStatus, Receipt, Subscription
+from relax.bus.lease import ACKED, Lease
+from relax.bus.row import AckedError, BusStatus, ConsumerStatus, Receipt, Subscription
 from relax.bus.state import BusState, Change
 from relax.bus.write import CellNote, RowWrite, WritePlan, check_columns, plan_write
 from relax.core.column import Column, Scope
@@ -124,8 +124,11 @@ class BusIndex:
         held = self._held(lease, "put", len(writes))
         return plan_write(self._state.trees, self._state.columns, held, writes)
 
-    def commit(self, lease: str, plan: WritePlan, now: float) -> Change:
-        """Write the planned cells, each once (TQ4), on leased rows and rows below them; progress, which renews the lease."""
+    def commit(self, lease: str, plan: WritePlan, now: float, batch: tuple[int, int] | None = None) -> Change:
+        """Write the planned cells, each once (TQ4), on leased rows and rows below them; progress, which renews the lease.
+
+        `batch` is where another process wrote them (segment and first byte): the event says so, for recovery.
+        """
         held = self._held(lease, "put", len(plan.fresh))
         rows = [
             {"id": write.id, "cells": _notes(write.cells), "children": write.children}
@@ -139,6 +142,8 @@ class BusIndex:
             "late": list(plan.late),
             "superseded": list(plan.superseded),
         }
+        if batch is not None:
+            data["batch"] = list(batch)
         return self._commit("bus/put", data)
 
     def put(self, lease: str, writes: Sequence[RowWrite], now: float) -> PutOutcome:
@@ -219,7 +224,7 @@ class BusIndex:
         return self._commit("bus/renew", {"lease": lease, "deadline": self._deadline(held, now)})
 
     def ack(self, lease: str) -> Change:
-        """The consumer is done with the units. Raises LateError."""
+        """The consumer is done with the units. Raises LateError, which is an AckedError when it was acked before."""
         self._held(lease, "ack", 1)
         return self._commit("bus/ack", {"lease": lease})
 
@@ -231,9 +236,28 @@ class BusIndex:
         """Leases whose deadline has come go back."""
         return self._return("bus/expire", self._state.leases.due(now), "expired")
 
-    def release_all(self, cause: str) -> Change:
-        """Every holder is gone: all leases go back."""
-        return self._return("bus/release", self._state.leases.ids(), cause)
+    def release_all(self, cause: str, keep: Callable[[str], bool] = lambda holder: False, now: float = 0.0) -> Change:
+        """Every holder is gone, but for those that `keep` names, whose leases are renewed: all other leases go back."""
+        leases = self._state.leases
+        gone = [lease for lease in leases.ids() if not keep(leases.holder_of(lease))]
+        change = self._return("bus/release", gone, cause)
+        for lease in leases.ids():
+            self.renew(lease, now)
+        return change
+
+    def reattach(self, holder: str, leases: Collection[str], now: float) -> Change:
+        """A holder says what it holds: its other leases go back, these are renewed as far as they are its own."""
+        known = self._state.leases.held_by(holder)
+        unknown = [lease for lease in known if lease not in leases]
+        change = self._return("bus/release", unknown, f"holder {holder} does not have it")
+        for lease in known:
+            if lease in leases:
+                self.renew(lease, now)
+        return change
+
+    def held_by(self, holder: str) -> tuple[str, ...]:
+        """The leases of a holder."""
+        return tuple(self._state.leases.held_by(holder))
 
     def drop_holder(self, holder: str) -> Change:
         """A holder died: its leases go back."""
@@ -313,7 +337,8 @@ class BusIndex:
     def _refuse(self, lease: str, verb: str, count: int) -> NoReturn:
         self._commit("bus/late", {"lease": lease, "verb": verb, "count": count})
         why = self._state.leases.why_closed(lease)
-        raise LateError(f"[TQ4] {verb} refused: lease {lease!r} is no longer held ({why}); drop the result")
+        refusal = f"[TQ4] {verb} refused: lease {lease!r} is no longer held ({why}); drop the result"
+        raise AckedError(refusal) if why == ACKED else LateError(refusal)
 
     def _deadline(self, lease: Lease, now: float) -> float:
         return now + self._state.consumers[lease.consumer].subscription.lease_s

@@ -13,6 +13,7 @@ from pathlib import Path
 from relax.bus.event_file import EventFiles, OpenFile, open_unbuffered
 from relax.bus.segment import SEGMENT_BYTES
 from relax.bus.segment_storage import SegmentStorage
+from relax.bus.shared_storage import SharedStorage
 from relax.core.column import Column
 from relax.core.event import Event
 from relax.core.message import Json
@@ -38,10 +39,13 @@ class Journal:
         columns: Mapping[str, Column],
         open_file: OpenFile = open_unbuffered,
         segment_bytes: int = SEGMENT_BYTES,
+        shared: bool = False,
     ) -> None:
+        """`shared`: other processes write segments here too, each its own, and map all of them."""
         self._directory = directory
         self._events = EventFiles(directory, open_file)
-        self.storage = SegmentStorage(columns, directory, open_file, segment_bytes)
+        storage = SharedStorage if shared else SegmentStorage
+        self.storage: SegmentStorage = storage(columns, directory, open_file, segment_bytes)
 
     def write(self, event: Event) -> None:
         """The log's sink. Raises UserError when the disk does not take it."""

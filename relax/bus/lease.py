@@ -11,6 +11,8 @@ from typing import Any
 
 from relax.core.id import GroupId
 
+ACKED = "acked"
+"""Why a lease ended that its holder was done with."""
 _REMEMBERED = 1024
 """How many closed leases keep their reason, for messages only."""
 
@@ -60,6 +62,10 @@ class LeaseTable:
     def ids(self) -> list[str]:
         """Every lease that is held."""
         return list(self._leases)
+
+    def holder_of(self, lease: str) -> str:
+        """Who has a lease that is held."""
+        return self._leases[lease].holder
 
     def held_by(self, holder: str) -> list[str]:
         """Ids of the leases of a holder, oldest first. O(leases): called when a holder dies."""

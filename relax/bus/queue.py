@@ -9,18 +9,29 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax.bus.cell import digest, freeze, num_bytes
+from relax.bus.content import Contents, fresh_rows, read_group
 from relax.bus.index import BusIndex
-from relax.bus.row import BusStatus, Fetched, PutReport, QueueClosedError, Receipt, RowPut, Subscription
+from relax.bus.row import (
+    BusStatus,
+    Fetched,
+    Located,
+    PlacedCells,
+    PlacedPut,
+    PutReport,
+    QueueClosedError,
+    Receipt,
+    RowPut,
+    Subscription,
+)
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
-from relax.bus.storage import FrozenRows
+from relax.bus.storage import FrozenRows, NamedStorage, PlaceStorage
 from relax.bus.waiter import Admission, Line, Take
-from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, WritePlan, check_columns, first_note
+from relax.bus.write import RowWrite
 from relax.core.column import Column
 from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
-from relax.core.id import GroupId, RowId, Table, parent_of, table_of
+from relax.core.id import GroupId, RowId
 from relax.core.protocol import Clock, Sampler, Storage
 
 
@@ -40,8 +51,10 @@ class TransferQueue:
         """`index` goes on from a replayed one, whose cells `storage` holds."""
         self._columns = columns
         self._storage = storage
+        self._places = storage if isinstance(storage, PlaceStorage) else None
         self._clock = clock
         self._index = index or BusIndex(columns, log, max_rows, max_bytes)
+        self._contents = Contents(columns, self._index, storage)
         self._samplers: dict[str, Sampler] = {}
         self._takes: dict[str, Line[Take]] = {}
         self._admissions: Line[Admission] = Line()
@@ -94,27 +107,30 @@ class TransferQueue:
 
         `ids` are the rows that the lease still holds. Raises LateError, and TransportError when storage lost a row.
         """
-        wanted = tuple(receipt.columns if columns is None else columns)
-        ids = self._index.rows(receipt.lease)
-        for name in wanted:
-            if name not in self._columns:
-                raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
-        of_table = {table: [name for name in wanted if self._columns[name].table is table] for table in Table}
+        ids, present = self._contents.wanted(receipt, columns)
+        return Fetched(ids, {row: self._storage.get(row, names) for row, names in present.items()})
+
+    async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located:
+        """As `fetch`, with places instead of those cells that lie in segments: what a reader in another process maps (TQ8)."""
+        ids, present = self._contents.wanted(receipt, columns)
+        if self._places is None:
+            return Located(ids, (), {row: self._storage.get(row, names) for row, names in present.items()})
+        places: list[PlacedCells] = []
         cells: dict[RowId, dict[str, Any]] = {}
-        for row in ids:
-            owner: RowId | None = row
-            while owner is not None and owner not in cells:
-                cells[owner] = self._storage.get(owner, self._index.present(owner, of_table[table_of(owner)]))
-                owner = parent_of(owner)
-        return Fetched(ids, cells)
+        for row, names in present.items():
+            found, cells[row] = self._places.locate(row, names)
+            places += found
+        return Located(ids, tuple(places), cells)
 
     async def read(self, group: GroupId) -> Fetched:
         """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""
         return read_group(self._index, self._storage, group)
 
     def dump(self) -> dict[str, Any]:
-        """The index's whole state, for a snapshot (TQ8); the cells are the storage's own business."""
-        return self._index.dump()
+        """The index's whole state, for a snapshot (TQ8), and in which batches other processes wrote cells; the rest of where cells are is
+        the storage's own business."""
+        named = self._storage.named() if isinstance(self._storage, NamedStorage) else {}
+        return self._index.dump() | ({"batches": named} if named else {})
 
     async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
         """Write cells on leased rows and rows below them; all in one moment, and the lease is renewed.
@@ -122,12 +138,41 @@ class TransferQueue:
         The same content again is a no-op. Raises LateError when the lease is not held (nothing is written), InvariantError
         (TQ1, TQ4, TQ6) for what no holder may write (nothing is written).
         """
-        cells = {put.id: self._freeze(put.id, put.cells) for put in puts}
-        writes = [RowWrite(put.id, self._notes(put.id, cells[put.id]), put.children) for put in puts]
+        contents = self._contents
+        cells = {put.id: contents.freeze(put.id, put.cells) for put in puts}
+        writes = [RowWrite(put.id, contents.notes(put.id, cells[put.id]), put.children) for put in puts]
         plan = self._index.plan(lease, writes)
         # Stored before the event says so: what an event names is there.
-        self._storage.put(_fresh_rows(plan, cells))
+        self._storage.put(fresh_rows(plan, cells))
         self._follow(self._index.commit(lease, plan, self._clock.time()))
+        return PutReport(plan.late, plan.superseded)
+
+    async def open_segment(self, writer: str) -> int:
+        """The number of a new segment that process `writer` alone writes, in the journal's directory (TQ8). The one it had before may be
+        deleted when its rows have left. Raises InvariantError where other processes cannot write."""
+        return self._shared.open_segment(writer)
+
+    async def resume_segment(self, writer: str, number: int) -> None:
+        """A process that was cut off goes on with its segment; one that is not here any more is passed over."""
+        self._shared.resume_segment(writer, number)
+
+    async def commit(
+        self, puts: Sequence[PlacedPut], lease: str, writer: str, batch: tuple[int, int]
+    ) -> PutReport | None:
+        """As `put`, of cells that `writer` wrote in a batch of its segment: the segment's number and the batch's first byte.
+
+        None when that segment is not here (it was deleted while the writer was cut off): write them into a new one.
+        """
+        segment = batch[0]
+        if not self._shared.has_segment(writer, segment):
+            return None
+        notes = self._contents.placed_notes
+        writes = [RowWrite(put.id, notes(self._shared, segment, put), put.children) for put in puts]
+        plan = self._index.plan(lease, writes)
+        texts = {put.id: put.place for put in puts}
+        for write in plan.fresh:
+            self._shared.place(write.id, (batch[0], batch[1]), texts[write.id], write.cells)
+        self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1])))
         return PutReport(plan.late, plan.superseded)
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
@@ -139,7 +184,7 @@ class TransferQueue:
         self._follow(self._index.renew(lease, self._clock.time()))
 
     async def ack(self, lease: str) -> None:
-        """The consumer is done with the lease's units. Raises LateError."""
+        """The consumer is done with the lease's units. Raises LateError: AckedError when it is done already."""
         self._follow(self._index.ack(lease))
 
     async def release(self, lease: str) -> None:
@@ -147,13 +192,21 @@ class TransferQueue:
         self._follow(self._index.release(lease))
 
     async def drop_holder(self, holder: str) -> None:
-        """A holder died: its leases go back and its waiting takes fail with LateError."""
+        """A holder, or a writer of segments, died: its leases go back, its waiting takes fail with LateError, its segment is at its end."""
         gone = f"holder {holder!r} was dropped"
         for line in self._takes.values():
             for waiter in line:
                 if waiter.holder == holder:
                     line.fail(waiter, LateError(gone))
+        if self._places is not None:
+            self._places.leave_segment(holder)
         self._follow(self._index.drop_holder(holder))
+
+    async def reattach(self, holder: str, leases: Sequence[str]) -> tuple[str, ...]:
+        """A holder that was cut off lives and holds exactly these leases. Returns those that are still its own, renewed; what else it had
+        goes back: the answer to that take was lost."""
+        self._follow(self._index.reattach(holder, leases, self._clock.time()))
+        return self._index.held_by(holder)
 
     async def poke(self, consumer: str) -> None:
         """The sampler's opinion changed: ask it again for whoever waits."""
@@ -179,11 +232,11 @@ class TransferQueue:
         """
         self._check_open()
         self._index.check_admission(group, tuple(cells), children, rows, num_bytes)
-        kept = self._freeze(group, cells)
+        kept = self._contents.freeze(group, cells)
         if not self._has_space(rows, num_bytes):
             await self._wait_for_space(group, rows, num_bytes, timeout_s)
         self._storage.put(FrozenRows({group: kept}))
-        self._follow(self._index.admit(group, self._notes(group, kept), children, rows, num_bytes))
+        self._follow(self._index.admit(group, self._contents.notes(group, kept), children, rows, num_bytes))
 
     async def has_space(self, rows: int, num_bytes: int) -> bool:
         """True when `admit` of this size would not wait now."""
@@ -298,44 +351,21 @@ class TransferQueue:
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    def _freeze(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, Any]:
-        check_columns(self._columns, row, cells)
-        return {name: freeze(self._columns[name], value) for name, value in cells.items()}
-
-    def _notes(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, CellNote]:
-        """What the index needs to know of frozen cells. Contents are compared only where a cell is written a second time."""
-        known = self._index.columns_of(row)
-        if not known:
-            return {name: first_note(num_bytes(value)) for name, value in cells.items()}
-        return {
-            name: CellNote(FIRST if name not in known or self._is_same(row, name, value) else OTHER, num_bytes(value))
-            for name, value in cells.items()
-        }
-
-    def _is_same(self, row: RowId, name: str, value: Any) -> bool:
-        return digest(freeze(self._columns[name], self._storage.get(row, (name,))[name])) == digest(value)
-
     def _line(self, consumer: str) -> Line[Take]:
         if consumer not in self._takes:
             raise InvariantError("TQ2", f"unknown consumer {consumer!r}; subscribed: {sorted(self._takes)}")
         return self._takes[consumer]
 
+    @property
+    def _shared(self) -> PlaceStorage:
+        if self._places is None:
+            raise InvariantError(
+                "TQ8",
+                "this bus does not keep its cells where other processes could write them; make its journal with shared=True, or use "
+                "RemoteQueue without a directory",
+            )
+        return self._places
+
     def _check_open(self) -> None:
         if self._closed:
             raise QueueClosedError("the queue is closed; end the role's loop")
-
-
-def _fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> FrozenRows:
-    """The cells of a plan's fresh rows: those that were not there before."""
-    rows = {
-        write.id: given if len(given) == len(write.cells) else {name: given[name] for name in write.cells}
-        for write in plan.fresh
-        for given in [cells[write.id]]
-    }
-    return FrozenRows(rows, sum([note.num_bytes for write in plan.fresh for note in write.cells.values()]))
-
-
-def read_group(index: BusIndex, storage: Storage, group: GroupId) -> Fetched:
-    """Every cell of every row of a group; no row when the group is not here."""
-    present = index.cells_of(group)
-    return Fetched(tuple(present), {row: storage.get(row, columns) for row, columns in present.items()})

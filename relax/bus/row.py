@@ -6,9 +6,9 @@ bulk; bulk travels in `RowPut` and `Fetched` only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from relax.core.error import InvariantError, TransportError
+from relax.core.error import InvariantError, LateError, TransportError
 from relax.core.id import GroupId, RowId, Table, parent_of
 
 Unit: TypeAlias = Literal["row", "group"]
@@ -17,6 +17,10 @@ Unit: TypeAlias = Literal["row", "group"]
 
 class QueueClosedError(TransportError):
     """The queue was closed while, or before, the caller waited; a role ends its loop on it."""
+
+
+class AckedError(LateError):
+    """The lease was acked before: by this very call, when its answer was lost and it was sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,15 @@ class RowPut:
 
     id: RowId
     cells: Mapping[str, Any] = field(default_factory=dict)
+    children: int | None = None
+
+
+class PlacedPut(NamedTuple):
+    """A `RowPut` whose cells are in a segment already: the bytes of each, as TQ5 counts them, and where they lie."""
+
+    id: RowId
+    sizes: Mapping[str, int]
+    place: str
     children: int | None = None
 
 
@@ -92,6 +105,24 @@ class Fetched:
         while owner is not None and column not in self.cells.get(owner, ()):
             owner = parent_of(owner)
         return owner
+
+
+class PlacedCells(NamedTuple):
+    """Where cells of a row lie: `columns` of those at the place, all with ()."""
+
+    row: RowId
+    segment: int
+    place: str
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """`Fetched`, with places instead of the cells that lie in segments; `cells` are the others."""
+
+    ids: tuple[RowId, ...]
+    places: tuple[PlacedCells, ...]
+    cells: Mapping[RowId, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,25 @@ Called by the queue, and by recovery, which adopts what an earlier process wrote
 it, and none did at the oldest snapshot that is kept: up to there a restart, or a replay, may need it.
 """
 
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
-from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, needed_bytes, read_segment
+from relax.bus.segment import (
+    SEGMENT_BYTES,
+    SegmentWriter,
+    StoredCell,
+    decode,
+    map_segment,
+    needed_bytes,
+    segment_path,
+    stored_cells,
+    writer_of,
+)
 from relax.bus.storage import freeze_rows, thaw_cells
 from relax.core.column import Column
 from relax.core.error import TransportError
@@ -19,11 +30,13 @@ from relax.core.error import TransportError
 
 @dataclass(slots=True)
 class Segment:
-    """One file. `rows` live in it; `last_drop` is the segment that was written when the last of its rows was dropped."""
+    """One file. `rows` live in it; `last_drop` is the newest segment there was when the last of its rows was dropped. `writer` is the
+    other process that writes it, if one does."""
 
     path: Path
     rows: set[str] = field(default_factory=set)
     last_drop: int = 0
+    writer: str = ""
 
 
 class SegmentStorage:
@@ -44,8 +57,11 @@ class SegmentStorage:
         self._segments: dict[int, Segment] = {}
         self._places: dict[str, set[int]] = {}
         self._found: dict[tuple[str, str], tuple[int, Any]] = {}
+        self._found_in: dict[tuple[int, int, str, str], Any] = {}
+        self._foreign: dict[str, dict[str, tuple[int, int]]] = {}
         self._writer: SegmentWriter | None = None
-        self._number = max((number for number, _ in segment_files(directory)), default=0)
+        self._newest = max((number for number, _ in segment_files(directory)), default=0)
+        self._number = self._newest
 
     def __len__(self) -> int:
         """Rows kept now."""
@@ -60,9 +76,11 @@ class SegmentStorage:
         if size is None:
             size = sum(num_bytes(value) for cells in frozen.values() for value in cells.values())
         written = {row: cells for row, cells in frozen.items() if cells}
-        kept = self._open(size, sum(map(len, written.values()))).put(written) if written else {}
+        kept = self._write(self._open(size, sum(map(len, written.values()))), written) if written else {}
         for row in rows:
             self._keep(row, self._number, kept.get(row, {}))
+        if self._foreign:
+            self._now_own(rows)
         return size
 
     def get(self, row: str, columns: Sequence[str]) -> dict[str, Any]:
@@ -75,25 +93,27 @@ class SegmentStorage:
     def drop(self, row: str) -> None:
         """Forget a row; dropping one that is not here is fine."""
         self._rows.pop(row, None)
+        self._foreign.pop(row, None)
         for number in self._places.pop(row, ()):
             segment = self._segments[number]
             segment.rows.discard(row)
-            segment.last_drop = self._number
+            segment.last_drop = self._newest
 
     # --- segments ---
 
     def rotate(self) -> int:
         """A snapshot is taken: what follows goes into a new segment. Returns its number, the snapshot's mark."""
         self.close()
-        self._number += 1
+        self._number = self._next_number()
         return self._number
 
     def prune(self, mark: int) -> None:
         """Delete the segments that nothing from the snapshot with this mark on needs."""
         for number, segment in list(self._segments.items()):
-            if number < mark and not segment.rows and segment.last_drop < mark:
+            if number < mark and not segment.rows and segment.last_drop < mark and not self._is_written(number):
                 segment.path.unlink(missing_ok=True)
                 del self._segments[number]
+                self._forget_segment(number)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -105,7 +125,7 @@ class SegmentStorage:
         if self._writer is not None and self._writer.fits(size, num_cells):
             return self._writer
         self.rotate()
-        path = self._directory / f"rows-{self._number:08d}.arrow"
+        path = segment_path(self._directory, self._number)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -113,6 +133,21 @@ class SegmentStorage:
         self._writer = SegmentWriter(path, self._open_file, max(self._segment_bytes, 2 * needed_bytes(size, num_cells)))
         self._segments[self._number] = Segment(path)
         return self._writer
+
+    def _next_number(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def _write(self, writer: SegmentWriter, rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Append cells of rows; returns what is to be kept of them."""
+        return writer.put(rows)
+
+    def _is_written(self, number: int) -> bool:
+        """Whether a segment from before the oldest snapshot may still grow: this process cuts its own at every snapshot."""
+        return False
+
+    def _forget_segment(self, number: int) -> None:
+        """The segment was deleted."""
 
     def discard(self) -> None:
         """Delete every segment of earlier processes: the run goes on without their rows."""
@@ -124,22 +159,56 @@ class SegmentStorage:
 
     def scan(self, mark: int) -> None:
         """Read what earlier processes wrote, so that `adopt` finds it. `mark` is the newest snapshot's: numbers rise from there."""
-        self._number = max(self._number, mark)
+        self._newest = self._number = max(self._newest, mark)
         for number, path in segment_files(self._directory):
-            self._segments[number] = Segment(path, last_drop=self._number)
-            for row, column, value in read_segment(path):
-                self._found[row, column] = number, value
+            self._segments[number] = Segment(path, last_drop=self._newest)
+            self._scan_segment(number, self._segments[number])
 
-    def adopt(self, row: str, column: str) -> None:
-        """Keep a cell of an earlier process, as it was written last. Raises TransportError when no segment holds it."""
+    def _scan_segment(self, number: int, segment: Segment) -> None:
+        if segment.path.stat().st_size == 0:
+            return
+        mapped = map_segment(segment.path)
+        segment.writer = writer_of(mapped)
+        for cell in stored_cells(mapped):
+            value = self._scanned(number, mapped, cell)
+            if segment.writer:
+                self._found_in[number, cell.batch, cell.row, cell.column] = value
+            else:
+                self._found[cell.row, cell.column] = number, value
+
+    def _scanned(self, number: int, mapped: mmap.mmap, cell: StoredCell) -> Any:
+        """What to keep of a cell that an earlier process wrote."""
+        return decode(mapped, cell.kind, cell.shape, cell.offset)
+
+    def adopt(self, row: str, column: str, batch: Sequence[int] | None = None) -> None:
+        """Keep a cell of an earlier process: as it was written last or, of a process without the index, the one in the `batch` (segment and
+        first byte) that the event names: what no event names was refused. Raises TransportError when it is not there."""
+        if batch is not None:
+            number, start = batch
+            if (number, start, row, column) not in self._found_in:
+                raise TransportError(f"row {row!r}: the journal's segment {number} does not hold its cell {column!r}")
+            self._keep(row, number, {column: self._found_in[number, start, row, column]})
+            self._foreign.setdefault(row, {})[column] = number, start
+            return
         if (row, column) not in self._found:
             raise TransportError(f"row {row!r}: the journal's segments do not hold its cell {column!r}")
         number, value = self._found[row, column]
         self._keep(row, number, {column: value})
+        self._now_own({row: (column,)})
 
     def end_scan(self) -> None:
         """Recovery is over: what nobody adopted is let go."""
-        self._found = {}
+        self._found, self._found_in = {}, {}
+
+    def named(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Row, column and batch of every cell that another process wrote: what a snapshot needs, so that `adopt` finds it again."""
+        return {row: dict(cells) for row, cells in self._foreign.items()}
+
+    def _now_own(self, rows: Mapping[str, Iterable[str]]) -> None:
+        """Cells of these rows that another process wrote before are replaced by what this one wrote."""
+        for row in self._foreign.keys() & rows.keys():
+            for column in rows[row]:
+                self._foreign[row].pop(column, None)
 
     def _keep(self, row: str, number: int, cells: Mapping[str, Any]) -> None:
         self._rows.setdefault(row, {}).update(cells)

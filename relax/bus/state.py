@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from relax.bus.consumer import Consumer
-from relax.bus.lease import Lease, LeaseTable
+from relax.bus.lease import ACKED, Lease, LeaseTable
 from relax.bus.row import Subscription
 from relax.bus.space import Space
 from relax.bus.tree import CellMark, Node, Tree
@@ -131,7 +131,7 @@ class BusState:
             lease.deadline = data["deadline"]
 
     def _ack(self, data: Mapping[str, Json], change: Change) -> None:
-        lease = self.leases.close(data["lease"], "acked")
+        lease = self.leases.close(data["lease"], ACKED)
         consumer = self.consumers[lease.consumer]
         for unit, group in lease.units.items():
             consumer.ack(group, unit)

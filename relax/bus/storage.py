@@ -4,10 +4,11 @@ Called by the queue. It keeps what it was given, exactly and read-only (TQ6), an
 may be written is the index's decision, so a second put of a column replaces the first.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from relax.bus.cell import freeze, num_bytes, thaw
+from relax.bus.row import PlacedCells
 from relax.core.column import Column
 from relax.core.error import InvariantError, TransportError
 
@@ -47,6 +48,32 @@ class MemoryStorage:
         """Forget a row; dropping one that is not here is fine."""
         for value in self._rows.pop(row, {}).values():
             self.num_bytes -= num_bytes(value)
+
+
+@runtime_checkable
+class PlaceStorage(Protocol):
+    """A storage that also keeps where other processes wrote cells, in segments of their own; see `SharedStorage`."""
+
+    def open_segment(self, writer: str) -> int: ...
+
+    def resume_segment(self, writer: str, number: int) -> None: ...
+
+    def leave_segment(self, writer: str) -> None: ...
+
+    def has_segment(self, writer: str, number: int) -> bool: ...
+
+    def place(self, row: str, batch: tuple[int, int], text: str, columns: Collection[str]) -> None: ...
+
+    def read(self, segment: int, text: str, column: str) -> Any: ...
+
+    def locate(self, row: str, columns: Sequence[str]) -> tuple[list[PlacedCells], dict[str, Any]]: ...
+
+
+@runtime_checkable
+class NamedStorage(Protocol):
+    """A storage that outlives the process, in which other processes wrote too."""
+
+    def named(self) -> dict[str, dict[str, tuple[int, int]]]: ...
 
 
 def thaw_cells(row: str, cells: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:

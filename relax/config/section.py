@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints
 
+from relax.config.autoscale import AutoscaleSection
 from relax.config.base import ComponentConfig, Config, KeyPath, Violation, rule
 from relax.config.component import component
+from relax.config.control import ControlSection
 from relax.config.media import MediaSection
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
@@ -59,6 +61,8 @@ class RunSection(Config):
     """Trajectories kept whole for looking at."""
     timeline: TimelineSection = Field(default_factory=TimelineSection)
     """What each role did when."""
+    control: ControlSection = Field(default_factory=ControlSection)
+    """Where the run can be controlled over HTTP while it is under way."""
 
 
 class ModelSection(Config):
@@ -166,7 +170,7 @@ class StageConfig(Config):
     @property
     def num_updates(self) -> int:
         """Optimizer updates of the stage: what schedules count."""
-        return self.steps * getattr(self.algorithm, "updates", 1)
+        return int(getattr(self.algorithm, "count_updates", int)(self.steps))
 
     @rule
     def updates_fit_groups(self) -> Iterator[Violation]:
@@ -221,6 +225,8 @@ class RolloutSection(Config):
     """What happens to running requests when an engine loads new weights (WS6)."""
     replicas: PositiveInt = 1
     """Engines that sample."""
+    autoscale: AutoscaleSection | None = None
+    """Adds and takes away engines by itself; null: `replicas` changes by hand only."""
     engine: Annotated[ComponentConfig, component("relax.engines.table:ENGINES", default="torch")] = ComponentConfig(
         type="torch"
     )
@@ -231,6 +237,15 @@ class RolloutSection(Config):
     """Most tokens of one history, prompt included; null: the prompt's and the completion's limits alone."""
     max_trajectory_tokens: PositiveInt | None = None
     """Most tokens that all turns of a trajectory may sample together; null: no such limit."""
+
+    @rule
+    def replicas_lie_within_autoscale(self) -> Iterator[Violation]:
+        scale = self.autoscale
+        if scale is not None and not scale.min <= self.replicas <= scale.max:
+            yield (
+                ("replicas",),
+                f"is {self.replicas}, outside autoscale.min ({scale.min}) and autoscale.max ({scale.max}); begin within them",
+            )
 
 
 class BestSection(Config):
@@ -285,8 +300,12 @@ class TrainingSection(Config):
 class WeightsSection(Config):
     """How weight versions travel from the trainer to the engines."""
 
-    transport: Literal["auto", "memory"] = "auto"
-    """`memory` is one process; `auto` is the best that the runtime offers."""
+    transport: Literal["auto", "memory", "shared", "broadcast", "disk"] = "auto"
+    """`memory`: trainer and engines in one process. `shared`: shared memory of one node. `broadcast`: torch.distributed, in buckets,
+    between nodes. `disk`: safetensors files in the run directory, which every node must see. `auto`: the first of these that
+    reaches every engine."""
+    bucket_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 << 20)
+    """Bytes of one bucket of a broadcast: a number, or a text such as `64MiB`."""
     keep: PositiveInt = 2
     """Newest versions that are kept; one that somebody holds is never deleted (WS7)."""
     probe_tolerance: PositiveFloat = 1e-4

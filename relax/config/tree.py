@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from relax.config.base import ComponentConfig, Config, KeyPath, Violation, check_rules, rule
 from relax.config.component import component
+from relax.config.judge import JudgeSection
 from relax.config.section import (
     BusSection,
     DataSection,
@@ -66,6 +67,8 @@ class RunConfig(Config):
     """What the policy is asked."""
     tasks: Annotated[dict[Name, TaskConfig], Field(min_length=1)]
     """How trajectories are made and judged, by task; a record's source names its task."""
+    judges: dict[Name, JudgeSection] = Field(default_factory=dict)
+    """Models that rewards of type `judge` and the like ask, by name; each has engines of its own."""
     stages: Annotated[tuple[StageConfig, ...], Field(min_length=1)]
     """What is trained, in order."""
     rollout: RolloutSection = Field(default_factory=RolloutSection)
@@ -116,6 +119,15 @@ class RunConfig(Config):
         task = source_node(source).task
         if task not in self.tasks:
             yield path, f"names the task {task!r}, which is not in `tasks`; {suggestion(task, self.tasks)}"
+
+    @rule
+    def rewards_name_judges(self) -> Iterator[Violation]:
+        for name, task in self.tasks.items():
+            for index, reward in enumerate(task.rewards):
+                judge = getattr(reward, "judge", None)
+                if judge is not None and judge not in self.judges:
+                    path = ("tasks", name, "rewards", index, "judge")
+                    yield path, f"names the judge {judge!r}, which is not in `judges`; {suggestion(judge, self.judges)}"
 
     @rule
     def stages_name_sources(self) -> Iterator[Violation]:
@@ -267,6 +279,10 @@ def _unused(config: RunConfig) -> Iterator[tuple[str, str]]:
     for task in config.tasks:
         if task not in used:
             yield f"tasks.{task}", "no data source names this task"
+    asked = {getattr(reward, "judge", None) for task in config.tasks.values() for reward in task.rewards}
+    for judge in config.judges:
+        if judge not in asked:
+            yield f"judges.{judge}", "no reward names this judge, so it is not started"
     staged = {name for stage in config.stages for name in (stage.sources or _all_names(config))}
     for index, name in enumerate(_all_names(config)):
         if name not in staged:

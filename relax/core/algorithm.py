@@ -81,6 +81,23 @@ class StepFn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ValueFunctions:
+    """What a critic needs of an algorithm: how values become advantages, and its own loss.
+
+    `estimate` reads `values` beside the other columns that it names and produces `gae_advantages`; `returns`, what the value model is
+    trained towards, are the sum of both. `loss` is a `LossFn` whose `logprobs_BT` are the value model's outputs; each mini-batch is
+    divided by `aggregate`'s normalizer over all of it (D16). For `warm_up_steps` of a stage the critic alone is trained.
+    """
+
+    estimate: StepFn
+    loss: LossFn
+    aggregate: Aggregate
+    epochs: int = 1
+    updates: int = 1
+    warm_up_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """`tokens_from` names the role that makes trajectories. Without `advantages` no reward is computed at all.
 
@@ -102,9 +119,17 @@ class Algorithm:
     """True when a row whose advantages are all 0 has exactly no gradient, so its forward pass may be left out."""
     updates: int = 1
     """Optimizer updates that the groups of one step are split into."""
+    epochs: int = 1
+    """Times that a step trains on its groups, each time in as many updates."""
     step_functions: tuple[StepFn, ...] = ()
     """Run in this order on the whole step before any of it is trained."""
     keeps_trajectories_whole: bool = False
     """True when the loss looks at all tokens of a trajectory at once: its rows then share a micro-batch."""
     demonstrates: Literal["answer", "preference"] = "answer"
     """What the demonstration role makes of a prompt's reference: its text, or the chosen and the rejected text."""
+    critic: ValueFunctions | None = None
+    """Brings the critic role."""
+    teacher_top_k: int = 0
+    """How many of its likeliest tokens the teacher role writes for every token of a row; 0: only the logprob of the sampled one."""
+    observes_rewards: bool = False
+    """Judge trajectories though nothing of the loss needs a reward: it is a metric."""

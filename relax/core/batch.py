@@ -39,6 +39,18 @@ MicroBatch: TypeAlias = tuple[TrainRow, ...]
 Shards: TypeAlias = list[list[MicroBatch]]
 """One list of micro-batches per data-parallel replica, all of one length."""
 
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """A row under a model: `logprobs` float32[T] of its own tokens, and the K likeliest tokens at each position, `ids` int32[T, K] with
+    `top_logprobs` float32[T, K], likeliest first; all 0 off the mask.
+    """
+
+    logprobs: Floats
+    ids: Ints
+    top_logprobs: Floats
+
+
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min"]
 
 

@@ -67,6 +67,16 @@ COLUMNS: dict[str, Column] = _columns(
     Column(
         "reference_logprobs", _S, "float32", ("T",), _TRAJECTORY, "logprobs under the reference policy, 0 off the mask"
     ),
+    Column("teacher_logprobs", _S, "float32", ("T",), _TRAJECTORY, "logprobs under the teacher, 0 off the mask"),
+    Column(
+        "teacher_top_ids",
+        _S,
+        "int32",
+        ("T", "K"),
+        _TRAJECTORY,
+        "the teacher's K likeliest tokens, likeliest first; 0 off the mask",
+    ),
+    Column("teacher_top_logprobs", _S, "float32", ("T", "K"), _TRAJECTORY, "their logprobs under the teacher"),
     Column(
         "trajectory_number",
         _S,
@@ -77,6 +87,13 @@ COLUMNS: dict[str, Column] = _columns(
     ),
     Column("old_logprobs", _S, "float32", ("T",), _STEP, "logprobs under version k exactly, 0 off the mask"),
     Column("importance_weights", _S, "float32", ("T",), _STEP, "weight of a token against the behaviour policy"),
+    Column(
+        "values", _S, "float32", ("T",), _STEP, "the critic's estimate of the return before each token, 0 off the mask"
+    ),
+    Column(
+        "gae_advantages", _S, "float32", ("T",), _STEP, "generalised advantage estimate of each token, 0 off the mask"
+    ),
+    Column("returns", _S, "float32", ("T",), _STEP, "what the critic is trained towards, 0 off the mask; never stored"),
     Column("whitened_advantages", _S, "float32", ("T",), _STEP, "advantages normalised over the tokens of the step"),
     Column(
         "preference_weights", _S, "float32", ("T",), _STEP, "slope of a pair's loss in a token's logprob, sign changed"

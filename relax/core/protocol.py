@@ -86,7 +86,8 @@ class LossInput:
     """One padded micro-batch of B rows and T positions, as torch tensors on the backend's device.
 
     `logprobs_BT` carries gradients and is 0 off the mask; `entropy_BT` is present when the loss asked for it;
-    `columns` holds the per-token columns the loss named, with 0 at padding.
+    `columns` holds the per-token columns the loss named, with 0 at padding. `choices_BTK` are the logprobs, with gradients, of the
+    token ids that the column `choices` of a `ChoiceLoss` names; None where no row is there.
     """
 
     logprobs_BT: Tensor
@@ -94,6 +95,7 @@ class LossInput:
     weights_BT: Tensor
     columns: Mapping[str, Tensor]
     entropy_BT: Tensor | None = None
+    choices_BTK: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -114,6 +116,13 @@ class LossFn(Protocol):
     def needs_entropy(self) -> bool: ...
 
     def __call__(self, batch: LossInput) -> LossOutput: ...
+
+
+class ChoiceLoss(LossFn, Protocol):
+    """A loss over more than the sampled token: the column int[T, K] that names other tokens at each position; None: none."""
+
+    @property
+    def choices(self) -> str | None: ...
 
 
 class Captured(Protocol):

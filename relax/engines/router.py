@@ -53,6 +53,7 @@ class Router:
         self._leaving: list[tuple[Seat, asyncio.Future[None]]] = []
         self.resends = 0
         """Sends beyond the first of each request, for metrics."""
+        self._waits: tuple[int, float] = 0, 0.0
 
     def attach(self, name: str, engine: Generate, capacity: int) -> None:
         """Know an engine; it takes requests from its first `set_live` on (WS7), at most `capacity` at a time."""
@@ -95,6 +96,18 @@ class Router:
         """The base version for a group admitted now (ST2); None when no engine takes requests."""
         return self._routing.highest_live()
 
+    def capacity(self) -> int:
+        """Requests that the engines which take any can hold together."""
+        return self._routing.capacity()
+
+    def take_load(self) -> tuple[float | None, float | None]:
+        """Mean seconds that requests waited for an engine since the last call, and the share of the engines' places in use now;
+        None where there is nothing to say."""
+        (count, seconds), self._waits = self._waits, (0, 0.0)
+        capacity = self.capacity()
+        used = capacity - min(capacity, self.free_capacity())
+        return seconds / count if count else None, used / capacity if capacity else None
+
     def free_capacity(self) -> int:
         """Requests that would find an engine without waiting."""
         return self._routing.free_capacity()
@@ -124,9 +137,10 @@ class Router:
         """One completion of the rest of the request, from the first engine that does not fail."""
         rest = _rest(input, sampling, session, attempt.done)
         while True:
-            ticket = next(self._numbers)
+            ticket, asked = next(self._numbers), self._clock.time()
             try:
                 name, engine = await self._engine_for(ticket, session.base, attempt)
+                self._waits = self._waits[0] + 1, self._waits[1] + self._clock.time() - asked
                 return await engine.generate(*rest)
             except StaleError as error:
                 raise InvariantError(

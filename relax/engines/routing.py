@@ -120,6 +120,10 @@ class Routing:
         """The highest version live on an engine that takes requests: the base version of a group admitted now (ST2)."""
         return max(self._levels, default=None)
 
+    def capacity(self) -> int:
+        """Requests that the engines which take any can hold together."""
+        return sum(seat.capacity for seat in self.seats.values() if seat.takes_requests)
+
     def free_capacity(self) -> int:
         """Requests that could be sent now without waiting, those that already wait subtracted."""
         return max(0, self._free - self._num_waiting)

@@ -40,6 +40,38 @@ def token_logprobs(
     return values.view(ids.shape)
 
 
+def choice_logprobs(
+    logits: Tensor, ids: Tensor, temperature: Temperature = 1.0, allowed: Tensor | None = None
+) -> Tensor:
+    """float32[N, K]: the logprobs of int[N, K] ids under rows [N, V]; differentiable, and column 0 is what `token_logprobs` gives for it.
+
+    Raises as `token_logprobs` does.
+    """
+    _check_allowed(ids.reshape(-1).long(), None, allowed)
+    scale = _row_temperature(temperature, logits, None)
+    values: Tensor = _ChoiceLogprobs.apply(logits, ids.long(), scale, allowed)  # type: ignore[no-untyped-call]
+    return values
+
+
+def top_logprobs(
+    logits: Tensor, count: int, temperature: Temperature = 1.0, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """int64[N, K] and float32[N, K] of rows [N, V]: the `count` likeliest allowed tokens, likeliest first, and their logprobs; no gradient.
+
+    Raises UserError when fewer tokens are allowed.
+    """
+    known = logits.shape[-1] if allowed is None else int(allowed.sum())
+    if count > known:
+        raise UserError(f"top_k is {count}, but the vocabulary has {known} tokens; lower algorithm.top_k to that")
+    scale = _row_temperature(temperature, logits, None)
+    ids = torch.empty(len(logits), count, dtype=torch.int64, device=logits.device)
+    values = torch.empty(len(logits), count, dtype=torch.float32, device=logits.device)
+    for block in _blocks(logits, None):
+        distribution = torch.log_softmax(_block_scaled(logits.detach(), scale, allowed, None, block), dim=-1)
+        values[block], ids[block] = distribution.topk(count, dim=-1)
+    return ids, values
+
+
 def entropy(
     logits: Tensor, temperature: Temperature = 1.0, allowed: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -145,6 +177,31 @@ class _TokenLogprobs(torch.autograd.Function):
             part.div_(temperature if temperature.dim() == 0 else temperature[block])
             grad_flat[where] = part.to(flat.dtype)
         return grad_flat, None, None, None, None
+
+
+class _ChoiceLogprobs(torch.autograd.Function):
+    """log softmax(x / t)[ids]; its gradient for x is (sum of onehots(ids) - K softmax(x / t)) / t, weighted by what comes down."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, ids: Tensor, temperature: Tensor, allowed: Tensor | None) -> Tensor:
+        ctx.save_for_backward(flat, ids, temperature, allowed)
+        values = torch.empty(ids.shape, dtype=torch.float32, device=flat.device)
+        for block in _blocks(flat, None):
+            distribution = torch.log_softmax(_block_scaled(flat, temperature, allowed, None, block), dim=-1)
+            values[block] = distribution.gather(1, ids[block])
+        return values
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flat, ids, temperature, allowed = ctx.saved_tensors
+        grad_flat = torch.empty_like(flat)
+        for block in _blocks(flat, None):
+            part = torch.softmax(_block_scaled(flat, temperature, allowed, None, block), dim=-1)
+            part.mul_(-grad[block].sum(dim=1, keepdim=True)).scatter_add_(1, ids[block], grad[block])
+            part.div_(temperature if temperature.dim() == 0 else temperature[block])
+            grad_flat[block] = part.to(flat.dtype)
+        return grad_flat, None, None, None
 
 
 class _Entropy(torch.autograd.Function):

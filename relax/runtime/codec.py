@@ -1,14 +1,15 @@
 """The process codec: what a call's arguments and results go through when caller and callee must share nothing.
 
 Used by `local` in strict mode. Values come back equal, copied and frozen (arrays read-only); anything that could not cross
-a process is refused with the path that leads to it. Only data written by this process is decoded.
+a process is refused with the path that leads to it. Only data written by this process is decoded. The wire's codec has its own
+encoding, without pickle, and shares `check`.
 """
 
 import dataclasses
 import enum
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal
@@ -40,7 +41,7 @@ def encode(value: Any) -> Packed:
 
     Raises InvariantError that names the path of the first value of any other type (functions, locks, tensors, ...).
     """
-    _check(value, "value", set())
+    check(value, "value")
     stream, buffers = io.BytesIO(), list[bytes]()
 
     def keep(buffer: pickle.PickleBuffer) -> None:
@@ -55,14 +56,25 @@ def decode(packed: Packed) -> Any:
     return pickle.loads(packed.data, buffers=packed.buffers)
 
 
-def _check(value: Any, path: str, inside: set[int]) -> None:
+def check(value: Any, path: str, refusal: Callable[[Any], str | None] = lambda part: None) -> None:
+    """Raise InvariantError that names the path of the first part of `value` which cannot cross a process.
+
+    `refusal` says, for one part and not its own parts, why it cannot cross although most processes would take it; None: it can.
+    """
+    _check(value, path, refusal, set())
+
+
+def _check(value: Any, path: str, refusal: Callable[[Any], str | None], inside: set[int]) -> None:
+    reason = refusal(value)
+    if reason is not None:
+        raise InvariantError("codec", f"{path} {reason}")
     if isinstance(value, _LEAVES):
         return
     if id(value) in inside:
         raise InvariantError("codec", f"{path} contains itself")
     inside.add(id(value))
     for name, part in _parts(value, path):
-        _check(part, path + name, inside)
+        _check(part, path + name, refusal, inside)
     inside.discard(id(value))
 
 

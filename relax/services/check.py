@@ -15,7 +15,7 @@ from relax.core.error import ConfigError
 from relax.services.controller import GroupSize
 from relax.services.gate_state import GatePolicy
 from relax.training.config import ScheduleConfig
-from relax.training.table import VALUE_BACKENDS
+from relax.training.table import value_problem
 
 _TOKEN_BYTES = 40
 """Bytes per token over all columns of a trajectory and its samples, text included."""
@@ -86,9 +86,9 @@ def _critic_problems(config: RunConfig, stage: StageConfig) -> Iterator[str]:
     node = getattr(stage.algorithm, "critic", None)
     if not isinstance(node, CriticConfig):
         return
-    backend = config.training.backend.type
-    if backend not in VALUE_BACKENDS.entries:
-        yield f"training.backend {backend!r} trains no value model; use {' or '.join(VALUE_BACKENDS.entries)}"
+    problem = value_problem(config.training.backend.type)
+    if problem is not None:
+        yield problem
     if node.warm_up_steps >= stage.steps:
         yield f"warm_up_steps is {node.warm_up_steps} of the stage's {stage.steps} steps, so the policy is never trained; lower it"
     schedule = node.schedule or config.schedule_of(stage)

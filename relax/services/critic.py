@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from relax.algorithms.config_critic import CriticConfig
+from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.algorithm import Algorithm
 from relax.core.batch import Shards
@@ -18,7 +20,7 @@ from relax.core.protocol import Captured, Compute, TrainBackend
 from relax.model.load import load_model
 from relax.model.source import model_folder
 from relax.training.checkpoint import read_meta
-from relax.training.table import VALUE_BACKENDS
+from relax.training.table import VALUE_BACKENDS, value_problem
 
 if TYPE_CHECKING:
     from relax.services.assembly import Assembly
@@ -98,10 +100,10 @@ async def open_critic(assembly: "Assembly", index: int, model: Any = None) -> Cr
     functions = assembly.algorithm(stage).critic
     if functions is None:
         return None
-    config, node = assembly.config, getattr(stage.algorithm, "critic", None)
-    problem = critic_problem(config.training.backend.type, stage.algorithm.type, node)
+    config, node = assembly.config, _node_of(stage)
+    problem = value_problem(config.training.backend.type)
     if problem is not None:
-        raise UserError(problem)
+        raise UserError(f"algorithm {stage.algorithm.type!r} has a critic, and {problem}")
     compute = assembly.compute("critic")
     if node.model is not None:
         folder = model_folder(node.model, cache=config.model.cache)
@@ -116,6 +118,7 @@ async def open_critic(assembly: "Assembly", index: int, model: Any = None) -> Cr
         deterministic=config.run.deterministic,
         family=assembly.family,
     )
+    assembly.sharing.add("critic", backend)
     weights = CriticWeights(backend, compute)
     total = stage.steps * functions.epochs * functions.updates
     first = sum(before.steps for before in config.stages[:index])
@@ -138,19 +141,14 @@ def first_policy_step(config: RunConfig, index: int, algorithm: Algorithm) -> in
     return first if algorithm.critic is None else first + algorithm.critic.warm_up_steps
 
 
-def critic_problem(backend: str, algorithm: str, node: object) -> str | None:
-    """Why an algorithm with a critic cannot run, None when it can."""
-    if node is None:
-        return (
-            f"algorithm {algorithm!r} has a critic, but its configuration has no field `critic` that says how it is trained; give it "
-            "one of the class relax.algorithms.config_critic:CriticConfig"
+def _node_of(stage: StageConfig) -> CriticConfig:
+    node = getattr(stage.algorithm, "critic", None)
+    if not isinstance(node, CriticConfig):
+        raise UserError(
+            f"algorithm {stage.algorithm.type!r} has a critic, but its configuration has no field `critic` that says how it is "
+            "trained; give it one of the class relax.algorithms.config_critic:CriticConfig"
         )
-    if backend not in VALUE_BACKENDS.entries:
-        return (
-            f"algorithm {algorithm!r} has a critic, and training.backend {backend!r} trains no value model; set "
-            f"training.backend.type: {' or '.join(VALUE_BACKENDS.entries)}, or choose an algorithm without a critic"
-        )
-    return None
+    return node
 
 
 def _check_saved(folder: Path, step: int) -> None:

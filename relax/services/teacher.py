@@ -46,7 +46,7 @@ def _open(assembly: "Assembly", node: TeacherConfig) -> Any:
     model_config = load_model_config(path)
     size = int(model_config.get_text_config().vocab_size)
     vocabulary = shared_vocabulary(policy, tokenizer, assembly.vocabulary, size, node.path)
-    family = _family(assembly.family, find_family(model_config, path, tokenizer), node.path)
+    family = shared_family(assembly.family, find_family(model_config, path, tokenizer), node.path)
     model = load_model(path, node.weights, node.dtype, assembly.config.run.seed).requires_grad_(False)
     return assembly.make_backend(
         model,
@@ -85,7 +85,7 @@ def shared_vocabulary(policy: Any, teacher: Any, vocabulary: Vocabulary, size: i
     return replace(vocabulary, size=size, allowed=frozen(allowed))
 
 
-def _family(policy: Family | None, teacher: Family | None, path: str) -> Family | None:
+def shared_family(policy: Family | None, teacher: Family | None, path: str) -> Family | None:
     """Features are made once, for the policy; a teacher that reads media has to read the same ones."""
     if policy is not None and type(teacher) is not type(policy):
         what = "reads text only" if teacher is None else f"is a {type(teacher).__name__}"

@@ -30,6 +30,11 @@ class RewardConfig(ComponentConfig):
         """Whether it is judged in the process pool, which the machine must then be able to isolate."""
         return False
 
+    @property
+    def judges_groups(self) -> bool:
+        """Whether it is a core `GroupReward`: called once for all siblings of a prompt, not for each trajectory."""
+        return False
+
 
 class ExactConfig(RewardConfig):
     """1 if the response equals the reference (or one of a list of references), else 0."""

@@ -44,12 +44,14 @@ async def score_group(
             scores = list(await reward(prompt, trajectories))
             if len(scores) != len(trajectories):
                 raise TaskError(f"{len(scores)} scores for {len(trajectories)} trajectories")
-        except TaskError as error:
-            scores = [_failed(error)] * len(trajectories)
+        except (InvariantError, UserError):
+            raise
         except asyncio.CancelledError as error:
             if must_pass(error):
                 raise
             scores = [Score(None, "it raised CancelledError")] * len(trajectories)
+        except Exception as error:
+            scores = [_failed(error)] * len(trajectories)
         for own, given in zip(parts, scores, strict=True):
             own.append(_part(name, weight, given))
     return parts

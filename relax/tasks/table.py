@@ -91,7 +91,18 @@ REWARDS = RewardTable(
             "relax.tasks.rewards.reasoning_gym:build_reasoning_gym",
             "the verifier of the record's own reasoning-gym task",
         ),
+        "judge": Entry(
+            "relax.tasks.config_judge:JudgeConfig",
+            "relax.tasks.rewards.judge:build_judge",
+            "what a model of its own says about the answer",
+        ),
+        "pairwise_judge": Entry(
+            "relax.tasks.config_judge:PairwiseJudgeConfig",
+            "relax.tasks.rewards.pairwise_judge:build_pairwise_judge",
+            "the share of its siblings that an answer beats, as a model sees it",
+        ),
     },
     imported="relax.tasks.config:FunctionConfig",
 )
-"""Components are called as `component(config, pool=pool)`, once for every task."""
+"""Components are called as `component(config, pool=pool)`, once for every task; those whose node names a `judge` get
+`judge=` (a `relax.tasks.judge_engine.JudgeEngine`) as well."""

@@ -6,17 +6,25 @@ meets the output layer, where the model can leave positions out.
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from relax.model.family import Encoding
-from relax.model.logprob import entropy, token_logprobs
+from relax.model.logprob import choice_logprobs, entropy, token_logprobs, top_logprobs
 from relax.model.media import media_inputs, row_positions
 from relax.training.encoder import Encoders, check_media
 from relax.training.lane import LaneLayout
 from relax.training.padding import PaddedBatch
+
+
+class Scored(NamedTuple):
+    """Logprobs of the tokens of a batch, float32[B, T], 0 off the mask; entropies, and logprobs [B, T, K] of choices, where asked."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+    choices_BTK: Tensor | None = None
 
 
 class Policy(nn.Module):
@@ -33,17 +41,31 @@ class Policy(nn.Module):
         self._encoders = encoders
         self.shares_prompts = takes_masks(model)
 
-    def forward(self, batch: PaddedBatch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """float32[B, T] logprobs, 0 off the mask, and entropies or None; differentiable, also when nothing is masked in."""
+    def forward(self, batch: PaddedBatch, with_entropy: bool = False, choices_BTK: Tensor | None = None) -> Scored:
+        """Differentiable, also when nothing is masked in. `choices_BTK` are token ids at each position."""
         logits_NV, silence = self._logits(batch)
         ids_N = batch.token_ids_BT[batch.mask_BT]
         logprobs_N = token_logprobs(logits_NV, ids_N, self._temperature, self._allowed)
         logprobs_BT = _scatter(logprobs_N, batch.mask_BT)
         if silence is not None:
             logprobs_BT = logprobs_BT + silence
-        if not with_entropy:
-            return logprobs_BT, None
-        return logprobs_BT, _scatter(entropy(logits_NV, self._temperature, self._allowed), batch.mask_BT)
+        entropy_BT, chosen_BTK = None, None
+        if with_entropy:
+            entropy_BT = _scatter(entropy(logits_NV, self._temperature, self._allowed), batch.mask_BT)
+        if choices_BTK is not None:
+            chosen_NK = choice_logprobs(logits_NV, choices_BTK[batch.mask_BT], self._temperature, self._allowed)
+            chosen_BTK = _scatter(chosen_NK, batch.mask_BT)
+        return Scored(logprobs_BT, entropy_BT, chosen_BTK)
+
+    @torch.no_grad()
+    def top(self, batch: PaddedBatch, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprobs float32[B, T] of the batch's tokens; the `count` likeliest tokens at each masked position, int64[B, T, K], and their
+        logprobs; 0 off the mask."""
+        logits_NV, _ = self._logits(batch)
+        logprobs_N = token_logprobs(logits_NV, batch.token_ids_BT[batch.mask_BT], self._temperature, self._allowed)
+        found = top_logprobs(logits_NV, count, self._temperature, self._allowed)
+        ids_BTK, logprobs_BTK = (_scatter(values, batch.mask_BT) for values in found)
+        return _scatter(logprobs_N, batch.mask_BT), ids_BTK, logprobs_BTK
 
     def _logits(self, batch: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """[N, V]: the logits of the position before each masked one, in row-major order; and 0 through encoders of no row here."""
@@ -122,5 +144,6 @@ def accepts_positions(model: Any) -> bool:
 
 
 def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
-    empty_BT = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
+    """Values [N, ...] of the masked positions in row-major order -> [B, T, ...]."""
+    empty_BT = torch.zeros((*mask_BT.shape, *values_N.shape[1:]), dtype=values_N.dtype, device=values_N.device)
     return empty_BT.index_put(mask_BT.nonzero(as_tuple=True), values_N)

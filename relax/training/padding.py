@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relax.core.batch import MicroBatch, TrainRow
-from relax.core.completion import Floats, frozen
+from relax.core.completion import frozen
 from relax.core.error import InvariantError
 from relax.training.lane import LaneLayout, find_lanes, lay_out
 
@@ -77,9 +77,10 @@ def _lanes(batch: MicroBatch, pad_id: int, media_ids: Collection[int]) -> LaneLa
     return lay_out(batch, lanes, pad_id) if len(lanes) < len(batch) else None
 
 
-def unpad(values_BT: Tensor, batch: MicroBatch) -> list[Floats]:
-    """One read-only float32[T] per row of the micro-batch; none for an empty one."""
-    values = values_BT.detach().to("cpu", torch.float32).numpy()
+def unpad(values_BT: Tensor, batch: MicroBatch) -> list[npt.NDArray[Any]]:
+    """One read-only float32[T, ...] (int32 for integers) per row of the micro-batch; none for an empty one."""
+    dtype = torch.float32 if values_BT.is_floating_point() else torch.int32
+    values = values_BT.detach().to("cpu", dtype).numpy()
     return [frozen(values[index, : len(row)].copy()) for index, row in enumerate(batch)]
 
 
@@ -101,7 +102,8 @@ def _masked(
 def _padded(
     shape: tuple[int, int], parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike, fill: int = 0
 ) -> npt.NDArray[Any]:
-    padded = np.full(shape, fill, dtype)
+    inner = parts[0].shape[1:] if parts else ()
+    padded = np.full((*shape, *inner), fill, dtype)
     for index, part in enumerate(parts):
         padded[index, : len(part)] = part
     return padded
@@ -120,7 +122,8 @@ def _check_row(row: TrainRow, columns: Sequence[str]) -> None:
         )
     arrays = {"mask": row.mask, "weights": row.weights, **{name: row.columns[name] for name in columns}}
     for name, array in arrays.items():
-        if array.shape != (len(row),):
+        inner = array.shape[1:] if name in columns else ()
+        if array.shape != (len(row), *inner) or len(inner) > 1:
             raise InvariantError("TQ1", f"{name} of {row.id} has shape {array.shape}, expected ({len(row)},)")
     if len(row) and row.mask[0]:
         raise InvariantError("TK3", f"the mask of {row.id} holds position 0, which nothing predicts")

@@ -111,6 +111,15 @@ class CapturedBackend:
             shutil.copyfile(source, folder / source.name)
 
 
+def move_training(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
+    """Weights, gradients and the optimizer's tensors, the parameters staying the objects they are. Counters stay on the CPU."""
+    model.to(device)
+    for parameter, held in (optimizer.state if optimizer is not None else {}).items():
+        for name, value in held.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                held[name] = value.to(device)
+
+
 def companion_files(tokenizer_path: Path | None, processor_path: Path | None) -> tuple[Path, ...]:
     """The files of a tokenizer's folder, and the processor's settings of the model's own, which go before a tokenizer's."""
     found: dict[str, Path] = {}

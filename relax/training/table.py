@@ -18,6 +18,18 @@ BACKENDS = ComponentTable(
     },
 )
 
+VALUE_BACKENDS = ComponentTable(
+    "value backend",
+    {
+        "torch": Entry(
+            "relax.training.config:TorchConfig",
+            "relax.training.value_backend:ValueBackend",
+            "the critic's model under backend 'torch': a scalar in place of logits",
+        ),
+    },
+)
+"""By the type of `training.backend`: what trains a critic beside a policy that the backend of that name trains."""
+
 OPTIMIZERS = ComponentTable(
     "optimizer",
     {
@@ -54,3 +66,10 @@ SCHEDULES = ComponentTable(
         ),
     },
 )
+
+
+def value_problem(backend: str) -> str | None:
+    """Why no critic can be trained beside a policy under this type of `training.backend`, None when one can."""
+    if backend in VALUE_BACKENDS.entries:
+        return None
+    return f"training.backend {backend!r} trains no value model; use {' or '.join(VALUE_BACKENDS.entries)}"

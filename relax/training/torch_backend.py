@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from relax.config.base import ComponentConfig
-from relax.core.batch import ForwardBackward, Measure, MicroBatch, Shards, StepReport, merge_measures
+from relax.core.batch import ForwardBackward, Measure, MicroBatch, Shards, StepReport, TopLogprobs, merge_measures
 from relax.core.completion import Floats
 from relax.core.error import InvariantError, UserError
 from relax.core.protocol import LossFn, LossInput
+from relax.model.device import find_device
 from relax.model.family import Family
 from relax.model.source import ModelOrigin
 from relax.model.vocabulary import Vocabulary
@@ -56,7 +57,7 @@ class TorchBackend:
         base: ModelOrigin | None = None,
         family: Family | None = None,
     ) -> None:
-        device = _device(config)
+        device = find_device(config.device)
         self._trained = build_trained(config, model.to(device), base or ModelOrigin(model.name_or_path), family)
         if config.activation_checkpointing:
             recompute_activations(self._trained.model)
@@ -135,6 +136,14 @@ class TorchBackend:
         self._encoder_measures()  # what training did is measured, not this
         return values
 
+    def top_logprobs(self, shards: Shards, count: int) -> list[list[list[TopLogprobs]]]:
+        """Per replica, micro-batch and row: the logprobs of its tokens, and the `count` likeliest tokens at each masked position."""
+        (batches,) = self._own(shards)
+        found = [(self._policy.top(self._pad(batch, ()), count), batch) for batch in batches]
+        self._encoder_measures()
+        rows = [[zip(*(unpad(part, batch) for part in parts), strict=True) for parts, batch in found]]
+        return [[[TopLogprobs(*row) for row in batch] for batch in replica] for replica in rows]
+
     def export(self) -> Mapping[str, Tensor]:
         """The weights under their published names, on the training device; those that are trained in place change with the next step."""
         return self._trained.export()
@@ -164,6 +173,16 @@ class TorchBackend:
         """Steps of this stage by outcome."""
         return self._counters
 
+    def offload(self) -> None:
+        """Leave the device to others (DT): everything trained goes to the CPU's memory. On a CPU nothing moves."""
+        if self._device.type != "cpu":
+            state.move_training(self._trained.model, self._optimizer, torch.device("cpu"))
+
+    def onload(self) -> None:
+        """Back onto the device, before the next call of any other method."""
+        if self._device.type != "cpu":
+            state.move_training(self._trained.model, self._optimizer, self._device)
+
     def _own(self, shards: Shards) -> Shards:
         if len(shards) != self.num_replicas:
             raise InvariantError("TQ9", f"got {len(shards)} shards for {self.num_replicas} replica")
@@ -174,8 +193,11 @@ class TorchBackend:
 
     def _accumulate(self, batch: MicroBatch, loss: LossFn) -> ForwardBackward:
         padded = self._pad(batch, tuple(loss.columns))
-        logprobs_BT, entropy_BT = self._policy(padded, loss.needs_entropy)
-        output = loss(LossInput(logprobs_BT, padded.mask_BT, padded.weights_BT, padded.columns, entropy_BT))
+        choices = getattr(loss, "choices", None)
+        choices_BTK = padded.columns[choices] if choices is not None and padded.rows else None
+        scored = self._policy(padded, loss.needs_entropy, choices_BTK)
+        given = padded.mask_BT, padded.weights_BT, padded.columns
+        output = loss(LossInput(scored.logprobs_BT, *given, scored.entropy_BT, scored.choices_BTK))
         if not output.loss.requires_grad or output.loss.ndim:
             raise InvariantError(
                 "LO4", f"{loss!r} returned no scalar with a graph; sum over all positions, even when none count"
@@ -235,12 +257,6 @@ def _token_measures(batch: PaddedBatch) -> dict[str, Measure]:
     tokens, positions = sum(lengths), len(lengths) * max(lengths)
     padding = {"training/padding/share": Measure(positions - tokens, positions)} if positions else {}
     return {"training/tokens/forward": Measure(tokens, 1.0, "sum"), **padding}
-
-
-def _device(config: TorchConfig) -> torch.device:
-    if config.device != "auto":
-        return torch.device(config.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:

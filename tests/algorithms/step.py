@@ -13,18 +13,21 @@ import torch
 
 from relax.algorithms.advantage import token_advantages
 from relax.algorithms.table import ALGORITHMS
-from relax.bus.row import Fetched, Receipt
+from relax.bus.row import Fetched, Receipt, RowPut
 from relax.core.algorithm import Algorithm
 from relax.core.batch import TrainRow
 from relax.core.completion import frozen
 from relax.core.id import GroupId, group_id, sample_id, trajectory_id
 from relax.core.protocol import GroupOutcome
 from relax.services.access import StepOutcome, Taken
+from relax.services.critic import CriticWeights
+from relax.services.roles.critic import Critic
 from relax.services.roles.trainer import Trainer
 from relax.services.roles.update import TrainerSettings
-from relax.training.config import SgdConfig
+from relax.training.config import ConstantConfig, SgdConfig, TorchConfig
 from relax.training.torch_backend import TorchBackend
-from tests.training.setting import make_backend
+from relax.training.value_backend import ValueBackend
+from tests.training.setting import make_backend, make_model, vocabulary
 
 STEP = 7
 
@@ -116,7 +119,19 @@ def _add(
             "span": frozen(np.array([index * length, (index + 1) * length])),
             "advantages": frozen(token_advantages(advantage, mask)),
             "reference_logprobs": frozen(np.where(mask, one.reference, 0).astype(np.float32)),
+            **_teacher_cells(one, mask),
         }
+
+
+def _teacher_cells(one: Told, mask: np.ndarray) -> dict[str, Any]:
+    """What a teacher near the model, with three opinions on each token, would write."""
+    logprobs = np.where(mask, one.behaviour - 0.3 * np.sin(one.token_ids), 0)
+    top = -1.0 - (np.arange(3) + one.token_ids[:, None]) % 5
+    return {
+        "teacher_logprobs": frozen(logprobs.astype(np.float32)),
+        "teacher_top_ids": frozen(((np.arange(3) + one.token_ids[:, None]) % 95).astype(np.int32)),
+        "teacher_top_logprobs": frozen(np.where(mask[:, None], top, 0).astype(np.float32)),
+    }
 
 
 @dataclass
@@ -141,6 +156,10 @@ class Stand:
 
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
         return self.portions[int(receipt.lease.split()[1])]
+
+    async def put(self, puts: Sequence[RowPut], lease: str) -> None:
+        for put in puts:
+            self.portions[int(lease.split()[1])].cells[put.id].update(put.cells)  # type: ignore[attr-defined]
 
     async def ack(self, lease: str) -> None:
         self.acked.append(lease)
@@ -172,12 +191,32 @@ def plain_backend(lr: float = 1.0, **arguments: Any) -> TorchBackend:
     return make_backend(optimizer=SgdConfig(lr=lr), grad_clip=None, **arguments)
 
 
+def value_backend(seed: int = 0, **arguments: Any) -> ValueBackend:
+    """A critic's. Its head is not zero, so that values differ from token to token."""
+    arguments = {"vocabulary": vocabulary(), **arguments}
+    backend = ValueBackend(TorchConfig(device="cpu"), make_model(seed), grad_clip=None, **arguments)
+    head = backend._trained.model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight.copy_(0.1 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed)))
+    return backend
+
+
+async def critic_weights(backend: ValueBackend | None = None, lr: float = 0.02) -> CriticWeights:
+    """Begun at STEP, with plain gradient descent."""
+    weights = CriticWeights(backend or value_backend(), Inline())
+    await weights.begin(SgdConfig(lr=lr), ConstantConfig(), 100, STEP)
+    return weights
+
+
 async def train_step(
     algorithm: Algorithm, stand: Stand, backend: Any = None, settings: TrainerSettings | None = None
 ) -> Any:
     """Train one step; returns the backend."""
     backend = backend or plain_backend()
     settings = settings or TrainerSettings(10_000, max_staleness=0)
+    critic = None
+    if algorithm.critic is not None:
+        critic = Critic(stand, await critic_weights(), algorithm, settings)  # type: ignore[arg-type]
     trainer = Trainer(
         stand,  # type: ignore[arg-type]
         stand,  # type: ignore[arg-type]
@@ -187,6 +226,7 @@ async def train_step(
         settings,
         stand.publish,
         stand.dump,
+        critic,
     )
     await trainer.step(STEP)
     return backend

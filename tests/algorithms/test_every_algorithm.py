@@ -23,7 +23,11 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     for kind in CORRECTIONS
 } | {
     "gspo-once": ("gspo", {"updates": 1}),
+    "distillation-top": ("distillation", {"top_k": 3}),
+    "distillation-recomputed": ("distillation", {"old_logprobs": "recomputed", "updates": 2}),
     "grpo-kl": ("grpo", {"kl_weight": 0.1, "aggregate": "group"}),
+    "ppo-once": ("ppo", {"epochs": 1, "updates": 1, "kl_weight": 0.1}),
+    "ppo-epochs": ("ppo", {"epochs": 2, "updates": 2, "normalize_advantage": False, "discount": 0.9}),
     "reinforce_pp-siblings": ("reinforce_pp", {"group_size": 2, "discount": 0.9, "kl_weight": 0.1}),
 }
 BAND = {"low": 0.85, "high": 1.15}
@@ -31,6 +35,8 @@ for kind in ("masked", "sequence_rejected"):
     OPTIONS[f"grpo-{kind}"][1]["correction"] |= BAND
 CASES = {name: (name, {} if name in SINGLE else {"group_size": 2}) for name in ALGORITHMS.entries} | OPTIONS
 GROUPS = (0, 1, 2, 3)
+SCALES = {"distillation-top": 16.0}
+"""A nearly uniform policy hardly feels a divergence: without a larger step the rounding of the weights would be all there is to see."""
 
 
 def algorithm_of(case: str) -> Algorithm:
@@ -49,8 +55,8 @@ async def gradient(
     """What one step moves, all its updates together. Small steps where one update follows another: rounding grows with them."""
     algorithm = algorithm_of(case)
     stand = Stand([take(algorithm, number, cut) for number in order])
-    lr = 1.0 if algorithm.updates == 1 else 0.2
-    backend = plain_backend(lr, vocabulary=replace(vocabulary(), pad_id=pad_id))
+    lr = 1.0 if algorithm.updates * algorithm.epochs == 1 else 0.2
+    backend = plain_backend(lr * SCALES.get(case, 1.0), vocabulary=replace(vocabulary(), pad_id=pad_id))
     await train_step(algorithm, stand, backend, TrainerSettings(budget, 0, **settings))
     return moved(backend)
 

@@ -20,14 +20,17 @@ def algorithm_row(name: str) -> str:
     assert isinstance(node, AlgorithmConfig)
     algorithm: Algorithm = ALGORITHMS.component(name)(node)
     functions = [column for function in algorithm.step_functions for column in function.consumes]
+    if algorithm.critic is not None:
+        functions += [*algorithm.critic.estimate.produces, *algorithm.critic.estimate.consumes]
     columns = ", ".join(
         f"`{column}` ({COLUMNS[column].scope})" for column in dict.fromkeys([*algorithm.loss.columns, *functions])
     )
     plan = make_plan(algorithm)
     when = (
         "as groups arrive"
-        if not plan.step_roles and algorithm.updates == 1
+        if not plan.step_roles and algorithm.updates * algorithm.epochs == 1
         else f"whole step, updates: {algorithm.updates}"
+        + (f", epochs: {algorithm.epochs}" if algorithm.epochs > 1 else "")
     )
     verdict = "yes" if node.corrects_staleness else "no"
     return f"| `{name}` | {columns or 'none'} | {when} | {verdict}: {node.staleness_answer} | {node.paper} |"

@@ -37,7 +37,6 @@ RULES = {
 TURNS = "no two roles share a device yet"
 CASES_WITHOUT_CODE: Mapping[str, str] = {
     "b9": "there is no critic beside the actor; the optimizer is restored with its model (B7, RR3)",
-    "c11": "trainer and engines are one process each, so there are no two worlds of different size",
     "d15": "no sequence or context parallelism: a sequence is computed whole by one process",
     "i1": "no tool is called for a model yet",
     "i3": "no gateway or proxy stands between an agent and the engines",

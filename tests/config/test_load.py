@@ -272,7 +272,7 @@ def test_unknown_key_names_path_line_and_suggestion(recipe: Path, tmp_path: Path
     extra = write(tmp_path, "rollout:\n  max_stalenes: 0\n")
     assert problems_of([recipe, extra]) == [
         f"{extra}:2: rollout.max_stalenes: unknown key; did you mean 'max_staleness'? known: max_staleness, over_age, "
-        "max_requeues, oversample, on_load, replicas, engine, sampling, max_context_tokens, max_trajectory_tokens"
+        "max_requeues, oversample, on_load, replicas, autoscale, engine, sampling, max_context_tokens, max_trajectory_tokens"
     ]
 
 

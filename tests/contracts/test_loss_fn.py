@@ -71,6 +71,7 @@ def make_rows(seed: int, lengths: tuple[int, ...] = (4, 1, 7, 3)) -> list[Row]:
             "behaviour_logprobs": logprobs + 0.4 * normal(length),
             "reference_logprobs": logprobs + 0.4 * normal(length),
             "old_logprobs": logprobs + 0.4 * normal(length),
+            "teacher_logprobs": logprobs + 0.4 * normal(length),
             "whitened_advantages": normal(length),
             "importance_weights": normal(length).abs(),
             "preference_weights": normal(length),

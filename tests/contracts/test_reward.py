@@ -37,8 +37,8 @@ EXAMPLES = {
     ),
 }
 """Of rewards that the usual example does not fit."""
-JUDGES = sorted(set(REWARDS.entries) - {"length"})
-"""Rewards that compare an answer with a reference; `length` reads neither."""
+JUDGES = sorted(set(REWARDS.entries) - {"length", "judge", "pairwise_judge"})
+"""Rewards that compare an answer with a reference themselves; `length` reads neither, and what a judge says is its own."""
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The example of an own reward works alone, and through a recipe in the process pool."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
+from examples.reward.claim import claims
 from examples.reward.digit_share import digit_share
 from relax.config.tree import RunConfig
 from relax.core.message import Prompt, PromptKey, text_message
@@ -29,3 +31,22 @@ async def test_a_recipe_names_it_by_path(overlay: Callable[[str], RunConfig], po
     total, parts = await score(prompt, trajectory, rewards)
     assert [(part["name"], part["value"]) for part in parts] == [("exact", 0.0), ("digit_share", pytest.approx(2 / 3))]
     assert total == pytest.approx(0.2 * 2 / 3)
+
+
+def test_claims_of_a_judge_are_right_half_of_the_time_and_said_to_be() -> None:
+    found = list(islice(claims(0), 2000))
+    right = 0
+    for record in found:
+        problem, claim = record["prompt"].rstrip("#").split("=")
+        total, verdict = record["reference"].split()
+        first, second = map(int, problem.split("+"))
+        assert int(total[::-1]) == first + second
+        assert verdict == ("y" if claim == total else "n")
+        right += claim == total
+    assert 0.45 < right / len(found) < 0.56
+
+
+def test_claims_that_are_held_out_are_of_other_sums() -> None:
+    held, train = ({one["prompt"].split("=")[0] for one in claims(0, split=split)} for split in ("heldout", "train"))  # type: ignore[arg-type]
+    assert held
+    assert not held & train

@@ -7,7 +7,7 @@ import torch
 
 from relax.core.error import InvariantError, UserError
 from relax.model import logprob
-from relax.model.logprob import entropy, scaled_logits, token_logprobs
+from relax.model.logprob import choice_logprobs, entropy, scaled_logits, token_logprobs, top_logprobs
 
 V = 112
 
@@ -151,3 +151,47 @@ def test_low_precision_logits_are_widened_before_the_softmax() -> None:
     assert torch.equal(values, token_logprobs(low.detach().float(), ids, 0.7, allowed))
     values.sum().backward()
     assert low.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("block", [1 << 24, V * 3])
+def test_choices_have_the_logprobs_and_gradients_of_the_plain_formula(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens of one row, one of them twice, in blocks of all rows and of three."""
+    monkeypatch.setattr(logprob, "_BLOCK_ELEMENTS", block)
+    logits, ids, allowed = make_case()
+    other = ids.roll(1)
+    choices = torch.stack([ids, other, ids], dim=1)
+    weights = torch.randn(choices.shape, generator=torch.Generator().manual_seed(5))
+    ours, plain = (logits.clone().requires_grad_() for _ in range(2))
+    values = choice_logprobs(ours, choices, 0.7, allowed)
+    (values * weights).sum().backward()
+    expected = torch.log_softmax((plain / 0.7).masked_fill(~allowed, -math.inf), dim=-1).gather(1, choices)
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.grad, plain.grad, atol=1e-5, rtol=0)
+    assert torch.equal(values[:, 0], token_logprobs(logits, ids, 0.7, allowed)), "one function, the same bits"
+
+
+def test_rule_tk5_a_choice_outside_the_allowed_vocabulary_is_our_bug() -> None:
+    logits, ids, allowed = make_case()
+    outside = (~allowed).nonzero()[0]
+    with pytest.raises(InvariantError, match="TK5"):
+        choice_logprobs(logits, torch.stack([ids, outside.expand(len(ids))], dim=1), 1.0, allowed)
+
+
+@pytest.mark.parametrize("block", [1 << 24, V * 5])
+def test_the_top_tokens_are_the_likeliest_allowed_ones(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob, "_BLOCK_ELEMENTS", block)
+    logits, _, allowed = make_case()
+    ids, values = top_logprobs(logits, 7, 0.7, allowed)
+    assert bool(allowed[ids].all())
+    torch.testing.assert_close(values, choice_logprobs(logits, ids, 0.7, allowed))
+    expected = torch.log_softmax((logits / 0.7).masked_fill(~allowed, -math.inf), dim=-1).topk(7).values
+    torch.testing.assert_close(values, expected)
+
+
+def test_more_top_tokens_than_there_are_are_refused() -> None:
+    logits, _, allowed = make_case()
+    with pytest.raises(UserError, match=r"algorithm\.top_k"):
+        top_logprobs(logits, int(allowed.sum()) + 1, 1.0, allowed)

@@ -19,7 +19,8 @@ from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.runtime.clock import LoopClock
 from relax.services.access import TRAINER, StepOutcome
 from relax.services.account import Account
-from relax.services.controller import Controller, GateSampler, GroupSize, StageBounds
+from relax.services.controller import Controller, GroupSize, StageBounds
+from relax.services.gate_sampler import GateSampler
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection

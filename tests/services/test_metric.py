@@ -14,7 +14,7 @@ EMITTERS = (
     "services/statistic.py",
     "services/tally.py", "services/projection.py", "services/meter.py", "services/roles/trainer.py",
     "services/pass_rate.py", "weights/updater.py", "training/torch_backend.py", "training/emulated.py", "training/encoder.py",
-    "algorithms/supervised.py", "algorithms/loss.py", "algorithms/gap.py",
+    "algorithms/supervised.py", "algorithms/loss.py", "algorithms/gap.py", "algorithms/distillation.py",
 )  # fmt: skip
 READERS = (
     "services/summary.py", "services/curve.py", "services/status.py", "services/monitors/progress.py", "services/cli/status.py",

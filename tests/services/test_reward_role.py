@@ -1,7 +1,7 @@
 """The reward role on a real bus: judged rows are written as they come, failures stay values, groups end by policy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -72,18 +72,33 @@ def said(id: str, text: str) -> list[RowPut]:
 
 
 @asynccontextmanager
-async def world_of(reward: Callable[[str], object], min_survivors: int = 2) -> AsyncIterator[World]:
+async def world_of(
+    reward: Callable[[str], object],
+    min_survivors: int = 2,
+    compare: Callable[[list[str]], list[float]] | None = None,
+) -> AsyncIterator[World]:
     async def judge(prompt: Prompt, trajectory: Trajectory) -> Score:
         value = reward(trajectory.response)
         return Score(await value if asyncio.iscoroutine(value) else value)  # type: ignore[arg-type]
 
+    async def judge_group(prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Score]:
+        assert compare is not None
+        return [Score(value) for value in compare([one.response for one in trajectories])]
+
+    group_rewards = () if compare is None else (("compare", 10.0, judge_group),)
     clock = LoopClock()
     bus = TransferQueue(COLUMNS, MemoryStorage(COLUMNS), MemoryLog(clock), clock, 1000, 1 << 24)
-    for subscription in subscriptions(make_plan(algorithm("grpo")), 60.0):
+    for subscription in subscriptions(make_plan(algorithm("grpo")), 60.0, judges_groups=compare is not None):
         if subscription.consumer in ("rollout", "reward", "verdict"):
             await bus.subscribe(subscription)
     await bus.subscribe(Subscription("kept", Table.group, ("kept",)))
-    task = Task("toy", lambda: SingleTurn(None), (("judge", 1.0, judge),), min_survivors=min_survivors)  # type: ignore[arg-type]
+    task = Task(
+        "toy",
+        lambda: SingleTurn(None),
+        (("judge", 1.0, judge),),
+        min_survivors=min_survivors,
+        group_rewards=group_rewards,
+    )  # type: ignore[arg-type]
     ends = Ends(bus)
     role = Reward(bus, ends, {"toy": task}, None)  # type: ignore[arg-type]
     async with TaskSet("test") as tasks:
@@ -167,3 +182,51 @@ async def test_case_h9_places_come_back_when_rewards_fail(monkeypatch: pytest.Mo
         kept = await world.write(5, ["a", "x"])
         assert await world.rewards(kept) == [0.5, None]
         assert set(world.ends.ended) == set(lost)
+
+
+async def test_siblings_are_judged_together_where_a_reward_compares_them() -> None:
+    """Their parts add up; a sibling whose rollout failed is not compared."""
+
+    def rank(texts: list[str]) -> list[float]:
+        return [float(sorted(texts).index(text)) for text in texts]
+
+    async with asyncio.timeout(10), world_of(lambda text: 0.5, compare=rank) as world:
+        first = await world.write(0, ["b", "a", "c"])
+        assert await world.rewards(first) == [10.5, 0.5, 20.5]
+        second = await world.write(1, ["b", None, "a"])
+        assert await world.rewards(second) == [10.5, None, 0.5]
+
+
+async def test_a_comparison_that_fails_fails_for_all_and_ends_the_group_with_its_reason() -> None:
+    async with asyncio.timeout(10), world_of(lambda text: 0.5, compare=lambda texts: [1 / 0]) as world:
+        group = await world.write(0, ["b", "a"])
+        await world.ends.some.wait()
+        assert world.ends.ended == {group: ("failed", "reward: compare: ZeroDivisionError: division by zero")}
+
+
+async def test_case_h5_fewer_scores_than_siblings_is_loud() -> None:
+    async with asyncio.timeout(10), world_of(lambda text: 0.5, compare=lambda texts: [1.0]) as world:
+        group = await world.write(0, ["b", "a"])
+        await world.ends.some.wait()
+        assert world.ends.ended[group] == ("failed", "reward: compare: TaskError: 1 scores for 2 trajectories")
+
+
+async def test_a_batch_that_waits_for_its_judge_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a long queue before a judge would look like a dead role, and everything would be judged again."""
+    monkeypatch.setattr("relax.services.roles.reward.RENEW_S", 0.01)
+    renewed = asyncio.Event()
+
+    async def reward(text: str) -> float:
+        await renewed.wait()
+        return 1.0
+
+    async with asyncio.timeout(10), world_of(reward) as world:
+        renew = world.bus.renew
+
+        async def note(lease: str) -> None:
+            await renew(lease)
+            renewed.set()
+
+        monkeypatch.setattr(world.bus, "renew", note)
+        group = await world.write(0, ["a", "b"])
+        assert await world.rewards(group) == [1.0, 1.0]

@@ -142,10 +142,7 @@ class Batcher:
             self._encoder.clear()
         else:
             self.forget()
-            if self._exact:
-                for row, request in enumerate(self._running):
-                    request.restart()
-                    self._place(row, request)
+            self._restart_exact()
             self._prefill()
         for request in self._running:
             request.begin(number, mixed=keep and not self._exact and request.prefilled)
@@ -163,6 +160,12 @@ class Batcher:
             if not request.spans:
                 request.begin(self.version)
 
+    def release(self) -> None:
+        """Somebody else needs the device: `forget`, and give the memory back."""
+        self._restart_exact()
+        self.forget()
+        self._forward.cache.release()
+
     def fail_all(self, reason: str) -> None:
         """Deliver an EngineError to every request and forget them."""
         failed = [*self._running, *self._waiting, *self._drained()]
@@ -170,6 +173,13 @@ class Batcher:
         self._waiting.clear()
         self.forget()
         self._deliver([(request, EngineError(reason)) for request in failed])
+
+    def _restart_exact(self) -> None:
+        """In exact mode running requests go back to their prompts: prefilled tokens have other bits than sampled ones (DE2)."""
+        if self._exact:
+            for row, request in enumerate(self._running):
+                request.restart()
+                self._place(row, request)
 
     def _drop_below(self, number: int) -> None:
         """Refuse what must not be served by version `number` (a new incarnation can be lower than the old one)."""

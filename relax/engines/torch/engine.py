@@ -203,6 +203,18 @@ class TorchEngine:
             await asyncio.wait({self._drive_task})
         await self._compute.run(self._batcher.fail_all, f"engine {self._name} was closed")
 
+    # --- device turns, on the compute thread between two bursts (DT) ---
+
+    def offload(self) -> None:
+        """Leave the device to others: weights go to the CPU's memory, running requests are prefilled again. On a CPU nothing moves."""
+        if self._forward.device.type != "cpu":
+            self._batcher.release()
+            self._model.to("cpu")
+
+    def onload(self) -> None:
+        """Back onto the device that the engine was built on."""
+        self._model.to(self._forward.device)
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _serving(self) -> Version:

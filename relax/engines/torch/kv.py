@@ -136,6 +136,12 @@ class SlotCache(Cache):  # type: ignore[misc]
             layer.keys.zero_()
             layer.values.zero_()
 
+    def release(self) -> None:
+        """Give the memory back; the rectangle is allocated again, wiped, with the next token."""
+        for layer in self._stored():
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
     def _stored(self) -> list[Any]:
         return [layer for layer in self._slots if layer.is_initialized]
 

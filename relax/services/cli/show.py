@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -130,6 +130,7 @@ def _print_trajectory(view: TrajectoryView) -> None:
     facts["advantage"] = "   ".join(_advantage(view)) or "no sample"
     facts["tokens"] = f"{view.tokens} sampled; {_versions(view)}; ended: {view.end}"
     facts["text"] = view.text or "(empty)"
+    facts |= judge_replies(view.parts)
     output().print()
     print_facts(facts, title=f"  {view.id}")
 
@@ -140,6 +141,12 @@ def _parts(view: TrajectoryView) -> str:
         for part in view.parts
     ]
     return f" = {' + '.join(parts)}" if parts else ""
+
+
+def judge_replies(parts: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What a judge said, by part that asked one."""
+    found = [(part["name"], (part.get("info") or {}).get("replies") or []) for part in parts]
+    return {f"{name} said": "\n".join(replies) for name, replies in found if replies}
 
 
 def _why(part: dict[str, object]) -> str:

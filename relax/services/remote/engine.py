@@ -4,6 +4,7 @@ The engine's process fetches each version by itself (WS2-WS5), reports to the fl
 called by the rollout role's router directly.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session
@@ -94,14 +95,19 @@ class EngineService:
 
 @dataclass(slots=True)
 class RemoteEngine:
-    """`Generate` of an engine in another process. A lost connection is a failed engine: the router sends the rest elsewhere."""
+    """`Generate` of an engine in another process. A lost connection is a failed engine: the router sends the rest elsewhere.
+
+    `doubt` is told of it at once, so that nothing more is sent there until the registry says what became of the engine.
+    """
 
     client: WireClient
+    doubt: Callable[[], None]
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
         try:
             found: Completion = await self.client.call("engine", "generate", input, sampling, session)
         except LinkError as error:
+            self.doubt()
             raise EngineError(f"the engine's process was lost: {error}") from error
         return found
 
@@ -111,7 +117,8 @@ def follow_fleet(host: Host, tasks: TaskSet) -> tuple[Router, Places]:
     router, places = Router(host.assembly.clock), Places(1)
 
     def connect(entry: EngineEntry) -> RemoteEngine:
-        return RemoteEngine(WireClient(entry.address, host.spec.host, host.spec.secret))
+        client = WireClient(entry.address, host.spec.host, host.spec.secret)
+        return RemoteEngine(client, lambda: follower.doubt(entry.name, entry.incarnation))
 
     async def disconnect(entry: EngineEntry, engine: Generate) -> None:
         assert isinstance(engine, RemoteEngine)

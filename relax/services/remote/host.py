@@ -35,8 +35,8 @@ from relax.services.stage import RoleParts, StageSetup, start_role
 
 BEAT_S = 0.5
 """Seconds between two words to the controller."""
-END_S = 60.0
-"""How long a role whose queue was closed waits to hear that the stage is over."""
+END_S = 2.0
+"""How long a role whose queue was closed waits to hear that the stage is over, before it joins the stage anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Host:
             if self.queue is not None:
                 await self.queue.reattach()
         elif self.stage >= 0:
-            client.forget(f"stage {self.stage} was left while the connection was lost")
+            targets = (f"bus-{self.stage}", f"controller-{self.stage}")
+            client.forget(targets, f"stage {self.stage} was begun anew while the connection was lost")
             self.is_left = True
             self.left.notify()
         for tell in self.on_arrival:
@@ -226,8 +227,12 @@ async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, 
                 for end in ends:
                     end.cancel()
     except (QueueClosedError, TransportError):
-        async with asyncio.timeout(END_S):  # the queue is closed a moment before the stage is said to be over
-            await desk.stage_over(notice.index)
+        # The queue was closed, or a call was lost: the stage is over or about to be said so, or else it goes on without us.
+        try:
+            async with asyncio.timeout(END_S):
+                await desk.stage_over(notice.index)
+        except TimeoutError:
+            left = True
     finally:
         await host.leave()
     return not left
@@ -237,6 +242,8 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
     """What the roles of this host are made of."""
     assembly = host.assembly
     bus, controller = host.join(notice.index)
+    for holder in host.holders:
+        await host.client.call(f"bus-{notice.index}", "reattach", holder, ())  # what an earlier stay left held goes back
     reference = None
     if "reference" in roles:
         from relax.services.reference import bind_reference

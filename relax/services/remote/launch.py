@@ -6,8 +6,8 @@ controller has ended, or when a host is given up.
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any
 
 from relax.config.tree import RunConfig
@@ -34,14 +34,25 @@ ROLES_S = 1.0
 """Seconds between two looks at the hosts that are passed on to the controller."""
 
 
+Build = Callable[..., AbstractAsyncContextManager[Supervision]]
+"""Makes the supervision of a run's hosts, none yet, from the runtime's node and the run directory."""
+
+
 class RemoteRun:
-    """`cli.launch.Runnable`. `roles` are those of all stages together."""
+    """`cli.launch.Runnable`. `roles` are those of all stages together; `build` is the runtime's, unless a test gives another."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, roles: frozenset[str], resume: bool = False
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        hub: MonitorHub,
+        roles: frozenset[str],
+        resume: bool = False,
+        build: Build | None = None,
     ) -> None:
         self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
         self._roles = roles
+        self._build: Build = build or RUNTIMES.component(config.runtime.type)
         self._place = RunPlace(run_id_of(directory.root))
         self._supervision: Supervision | None = None
         self._client: WireClient | None = None
@@ -54,9 +65,8 @@ class RemoteRun:
         assert isinstance(runtime, RayConfig)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._hub.close)
-            build = RUNTIMES.component(runtime.type)
             hosts = await stack.enter_async_context(
-                build(runtime, self._directory.root, on_report=self._told, on_give_up=self._gave_up)
+                self._build(runtime, self._directory.root, on_report=self._told, on_give_up=self._gave_up)
             )
             self._supervision = hosts
             self._address = f"unix:{self._place.socket('control')}"

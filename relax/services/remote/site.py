@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
+from relax.core.error import UserError
 from relax.core.message import Json
 from relax.core.protocol import Clock
 from relax.core.version import Version
@@ -22,13 +23,13 @@ from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import WireServer
 from relax.services.access import TRAINER
 from relax.services.assembly import Assembly
-from relax.services.controller import Controller
+from relax.services.controller import Controller, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import FleetRegistry
 from relax.services.fleet_service import FleetService
 from relax.services.remote.desk import Desk, StageNotice
 from relax.services.remote.role import role_rows
-from relax.services.remote.trainer import HOOK, RemoteTrainer, RoleLostError
+from relax.services.remote.trainer import HOOK, RemoteTrainer
 from relax.services.roles.evaluation import EvaluationRequest, EvaluationResult
 from relax.services.site import Control, Hooks
 from relax.services.stage import StageSetup, rollout_lease_s
@@ -123,7 +124,9 @@ class RemoteCrew:
         await self.site.desk.begin(self.notice, bus, self.continues)
         try:
             await self.site.trainer.call("train", self.notice)
-        except RoleLostError:
+        except (StopRequested, UserError):
+            raise
+        except BaseException:
             # Before the bus is closed: to everybody else this stage is not over, only the connection is lost.
             await self.site.server.close()
             raise

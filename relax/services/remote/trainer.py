@@ -5,7 +5,9 @@ publication. A lost connection means that the trainer has to begin again from a 
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from relax.services.snapshot import Trainable
 
 CAPTURE_S = 3600.0
 """Deadline of writing a captured state: a large model goes to a slow disk."""
+LOOK_S = 0.5
+"""Seconds between two looks of the thread that waits for it."""
 HOOK = "run"
 """The name under which the controller serves what is due around each publication."""
 
@@ -63,8 +67,10 @@ class TrainerService:
         await self._compute.run(self._assembly.backend.load, folder)
 
     async def first(self, number: int, incarnation: int) -> Version:
-        """Publish what it holds."""
-        await self._store.resume()
+        """Publish what it holds, in a new incarnation when an earlier life of the trainer has published anything (WS1)."""
+        latest: Version | None = await self._store.resume()
+        if latest is not None:
+            incarnation = max(incarnation, latest.incarnation + 1)
         self._publisher = Publisher(
             self._store,
             self._assembly.backend,
@@ -130,6 +136,7 @@ class RemoteTrainer:
         self._client: WireClient | None = None
         self.version = Version()
         self._published = False
+        self.is_closed = False
 
     async def begin(self, stage: int) -> None:
         await self.call("begin", stage)
@@ -154,6 +161,7 @@ class RemoteTrainer:
             raise RoleLostError(f"the trainer's process was lost in {method}: {error}") from error
 
     async def close(self) -> None:
+        self.is_closed = True
         if self._client is not None:
             await self._client.close()
 
@@ -187,4 +195,10 @@ class _RemoteCapture:
     def write(self, path: str) -> None:
         """On the writer's thread: returns when the trainer has written its files."""
         written = asyncio.run_coroutine_threadsafe(self._trainer.call("write_capture", path), self._loop)
-        written.result(CAPTURE_S)
+        end_s = time.monotonic() + CAPTURE_S
+        while not self._trainer.is_closed and time.monotonic() < end_s:
+            # In pieces: who closes the trainer's seat may wait for this thread, and nobody turns the loop meanwhile.
+            with suppress(TimeoutError):
+                return written.result(LOOK_S)
+        written.cancel()
+        raise RoleLostError(f"the trainer did not write its state into {path}")

@@ -30,7 +30,6 @@ from relax.services.statistic import StepStatistics
 from relax.services.train_group import TrainGroup, read_groups
 
 VALUES, RETURNS = "values", "returns"
-NAME = "critic"
 STORED = (VALUES, COLUMN)
 """Columns that go over the bus: the second for the trainer, both for a critic that restarts within a step."""
 
@@ -65,8 +64,6 @@ class Critic:
     async def evaluate(self, step: int, receipts: Sequence[Receipt]) -> None:
         """See CriticAccess. Rows that an earlier critic of this step has evaluated keep what it found."""
         self._check_step(step, "evaluate")
-        # Under a name of its own: on other runtimes whoever holds a lease keeps an account of it with the bus.
-        receipts = [replace(receipt, holder=NAME) for receipt in receipts]
         fetched = {one.lease: await self._bus.fetch(one, (*one.columns, *STORED)) for one in receipts}
         fresh: dict[str, list[TrainGroup]] = {}
         for lease, rows in fetched.items():

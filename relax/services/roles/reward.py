@@ -26,6 +26,8 @@ from relax.tasks.score import score, score_group, total
 
 BATCH, MAX_BATCHES = 64, 32
 """Trajectories judged under one lease, and leases at a time."""
+RENEW_S = 120.0
+"""A batch that waits this long for a judge's place says that it is alive: each of its rewards has a time limit of its own."""
 
 
 class Reward:
@@ -67,7 +69,10 @@ class Reward:
             tasks = [asyncio.create_task(self._judge(ids, fetched), name=f"judge {ids[0]}") for ids in units]
             judging = set(tasks)
             while judging:
-                done, judging = await asyncio.wait(judging, return_when=asyncio.FIRST_COMPLETED)
+                done, judging = await asyncio.wait(judging, timeout=RENEW_S, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    await self._bus.renew(receipt.lease)
+                    continue
                 await self._bus.put([row for task in tasks if task in done for row in task.result()], receipt.lease)
             await self._bus.ack(receipt.lease)
         except LateError:
@@ -84,9 +89,8 @@ class Reward:
         played = [id for id in ids if fetched.get(id, "failure") is None]
         trajectories = [read_trajectory(read_turns(fetched.get(id, "turns"))) for id in played]
         judging = [score(prompt, trajectory, task.rewards) for trajectory in trajectories]
-        scores = (
-            [await judging[0]] if len(judging) == 1 else await asyncio.gather(*judging)
-        )  # one needs no task of its own
+        # One, the usual number, needs no task of its own.
+        scores = [await judging[0]] if len(judging) == 1 else await asyncio.gather(*judging)
         parts = dict(zip(played, [parts for _, parts in scores], strict=True))
         if task.group_rewards and played:
             compared = await score_group(prompt, trajectories, task.group_rewards)

@@ -1,0 +1,311 @@
+"""One recipe colocated, separate and asynchronous: step times beside the bounds that stage times measured alone allow.
+
+    python -m benchmarks.modes [--quick] [--steps N] [--runtime local|ray] [--only real|emulated] [--keep DIR]
+
+Real part: the quickstart's RL with longer answers, from one warm-up, each core standing for one device, equal samples in every mode;
+placement, threads and `max_staleness` are all that differs. `--runtime` is where the asynchronous run is. Emulated part: the same
+modes on 16 emulated devices by one assumed profile and its sweep; the speed-up stands beside the published one. Last line: JSON.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import yaml
+
+from benchmarks.alone import StageSeconds, measure
+from benchmarks.colocation import ASSUMED, MODES, SWEEP, Emulated, emulate_modes
+from benchmarks.kill import ROOT, Process
+from benchmarks.outcome import Aim, report
+from relax.config.load import load_config
+from relax.services.ledger import Ledger
+
+RECIPE = ROOT / "recipes" / "quickstart.yaml"
+RUN_TIMEOUT_S = 3600.0
+WARM_STEPS = 10
+"""First steps of a run, left out: the first evaluation and the filling of the pipeline."""
+SHARED = {"trainer": "a", "engine": "a"}
+WHOLE_STEPS = {"trainer": "a", "critic": "a", "engine": "b"}
+"""A trainer that shares its device, here with a role that this run has not, waits for whole steps."""
+LEARNING_RATE = 2e-4
+"""Half of the recipe's: a step has a quarter of its prompts."""
+MICROBATCH_TOKENS = 1024
+"""In every mode; small enough that a step is several of them, which is what streaming needs."""
+SLOTS = 64
+"""Half of a step's requests at a time, as in the emulated part; generating then takes about as long as training."""
+DOTS = 36
+"""Appended to each answer of three digits."""
+PUBLISHED = {"separate, streaming": 1.12, "asynchronous": 1.76}
+"""Speed-ups over colocated of the reference system (Qwen3-4B on 16 H800; its stage times were not published)."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way of placing the roles; `threads` are each role's, `bound` the step time that the stages alone allow."""
+
+    name: str
+    max_staleness: int
+    threads: int
+    devices: Mapping[str, str]
+    bound: Callable[[StageSeconds], float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`tokens` went through the trainer's forward pass per step; `samples` is how many groups were trained."""
+
+    mode: str
+    seconds: float
+    bound: float
+    accuracy: float
+    samples: int
+    tokens: float
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.bound
+
+
+def modes(cores: int) -> list[Mode]:
+    """`cores` bounds the threads that a colocated run is tried with."""
+    counts = [count for count in (2, 4, 8) if count <= cores]
+    colocated = [
+        Mode(f"colocated, {count} threads", 0, count, SHARED, lambda stages: stages.in_turn) for count in counts
+    ]
+    return [
+        Mode("colocated, 1 thread", 0, 1, SHARED, lambda stages: stages.in_turn),
+        *colocated,
+        Mode("separate, whole steps", 0, 1, WHOLE_STEPS, lambda stages: stages.in_turn),
+        Mode("separate, streaming", 0, 1, {}, lambda stages: stages.streamed),
+        Mode("asynchronous", 1, 1, {}, lambda stages: stages.overlapped),
+    ]
+
+
+# --- the real part -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how much is run."""
+
+    directory: Path
+    steps: int
+    groups: int
+    warm_up: int
+    records: int
+    rounds: int
+    dots: int
+
+    def recipe(self, name: str, stage: str, **sections: Mapping[str, Any]) -> Path:
+        """The quickstart with one stage; `sections` are laid over its own."""
+        tree: dict[str, Any] = yaml.safe_load(RECIPE.read_text("utf-8"))
+        tree["stages"] = [node for node in tree["stages"] if node["name"] == stage]
+        quiet = {"samples": {"every": 0}, "timeline": {"every": 0}}
+        tree["run"] = {**tree["run"], "name": name, "directory": str(self.directory), **quiet}
+        tree["monitors"] = []
+        tree["eval"] = {**tree["eval"], "every": 0}
+        for source in (tree["data"]["sources"][0], tree["eval"]["sets"][0]["source"]):
+            source |= {"function": "benchmarks.long_answer:addition", "args": {**source["args"], "dots": self.dots}}
+        tree["eval"]["sets"][0]["source"]["args"]["count"] = tree["eval"]["sets"][0]["max_records"] = self.records
+        tree["rollout"]["sampling"]["max_tokens"] = self.dots + 8
+        tree["rollout"]["engine"]["slots"] = SLOTS
+        tree["training"]["optimizer"]["lr"] = LEARNING_RATE
+        tree["training"] = {**tree["training"], "microbatch_tokens": MICROBATCH_TOKENS}
+        tree["training"]["checkpoint"] = {"every": 1_000_000, "keep_last": 1}
+        for section, values in sections.items():
+            tree[section] = {**tree[section], **values}
+        path = self.directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(tree), "utf-8")
+        return path
+
+    def train(self, recipe: Path, *overrides: str) -> Path:
+        """Run it in a process of its own; returns the run directory."""
+        log = recipe.with_suffix(".log")
+        with Process(["train", str(recipe), *overrides], log) as process:
+            code = process.wait(RUN_TIMEOUT_S)
+        if code != 0:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+            raise SystemExit(f"{recipe.stem} ended with {code}:\n{tail}")
+        return self.directory / recipe.stem
+
+    def start(self) -> dict[str, Any]:
+        """The model section of every mode: the warmed-up policy."""
+        recipe = self.recipe("warm-up", "warm-up")
+        root = self.train(recipe, f"stages.warm-up.steps={self.warm_up}")
+        model = str(sorted((root / "checkpoints").glob("step-*"))[-1] / "model")
+        return {"path": model, "tokenizer": model, "weights": "pretrained"}
+
+    def mode_recipe(self, mode: Mode, model: Mapping[str, Any], runtime: str) -> Path:
+        name = mode.name.replace(", ", "-").replace(" ", "-")
+        where = {"type": runtime, "threads_per_role": mode.threads, "devices": dict(mode.devices)}
+        return self.recipe(name, "rl", model=model, runtime=where, rollout={"max_staleness": mode.max_staleness})
+
+    @property
+    def sizes(self) -> list[str]:
+        return [f"stages.rl.steps={self.steps}", f"stages.rl.groups_per_step={self.groups}"]
+
+    def stages_alone(self, recipe: Path) -> StageSeconds:
+        """At the mode's own number of threads."""
+        config = load_config([recipe], self.sizes)
+        return asyncio.run(measure(config, self.directory / f"{recipe.stem}-alone", self.rounds))
+
+    def measure(self, mode: Mode, model: Mapping[str, Any], runtime: str, stages: StageSeconds) -> Result:
+        root = self.train(self.mode_recipe(mode, model, runtime), *self.sizes)
+        with closing(Ledger(root / "ledger.sqlite", read_only=True)) as ledger:
+            seconds = [value for step, value in ledger.metric("step/seconds") if step >= WARM_STEPS]
+            tokens = [value for step, value in ledger.metric("training/tokens/forward") if step >= WARM_STEPS]
+            # A step in which no group has a signal has no forward pass.
+            trained = sum(tokens) / len(seconds)
+            accuracy = ledger.metric("eval/heldout/reward")[-1][1]
+            samples = ledger.counts()["trained"]
+        bound = mode.bound(stages.trained_on(trained))
+        return Result(mode.name, fmean(seconds), bound, accuracy, samples, trained)
+
+
+def measure_real(bench: Bench, runtime: str, cores: int) -> tuple[list[Result], dict[int, StageSeconds]]:
+    """Every mode, one after the other; stage times alone once for each number of threads."""
+    model = bench.start()
+    alone: dict[int, StageSeconds] = {}
+    results: list[Result] = []
+    for mode in modes(cores):
+        if mode.threads not in alone:
+            # Always measured on the local runtime: nothing of a runtime is in it.
+            alone[mode.threads] = bench.stages_alone(bench.mode_recipe(mode, model, "local"))
+        where = runtime if mode.name == "asynchronous" else "local"
+        results.append(bench.measure(mode, model, where, alone[mode.threads]))
+        one = results[-1]
+        print(
+            f"{one.mode}: {one.seconds:.3f} s per step, bound {one.bound:.3f}, accuracy {one.accuracy:.3f}", flush=True
+        )
+    return results, alone
+
+
+def real_aims(results: Sequence[Result]) -> list[Aim]:
+    by_name = {result.mode: result for result in results}
+    asynchronous, one = by_name["asynchronous"].seconds, by_name["colocated, 1 thread"].seconds
+    best = min(result.seconds for result in results if result.mode.startswith("colocated"))
+    spread = max(result.accuracy for result in results) - min(result.accuracy for result in results)
+    python = "the roles' Python shares one interpreter lock on the local runtime; measure with --runtime ray on a quiet machine"
+    services = (
+        "bus, rewards and the event loop of the services come on top of the stages; larger steps or models hide them"
+    )
+    return [
+        Aim("colocated with one thread / asynchronous (limit 2)", one / asynchronous, 1.5, "higher", python, "x"),
+        Aim("colocated with its best threads / asynchronous", best / asynchronous, 1.15, "higher", python, "x"),
+        *(Aim(f"{one.mode}: step / bound", one.ratio, 1.1, "lower", services) for one in results),
+        Aim("spread of final accuracy", spread, 0.03, "lower", "noise of a run: repeat with more steps"),
+        Aim("modes with other than the equal number of samples", len({r.samples for r in results}) - 1, 0, "lower"),
+    ]
+
+
+def real_rows(results: Sequence[Result]) -> list[list[str]]:
+    one = next(result.seconds for result in results if result.mode == "colocated, 1 thread")
+    return [
+        [
+            *("real", r.mode, f"{r.seconds:.3f}", f"{r.bound:.3f}", f"{r.ratio:.3f}", f"{one / r.seconds:.2f}", "-"),
+            f"{r.accuracy:.3f}",
+        ]
+        for r in results
+    ]
+
+
+# --- the emulated part -----------------------------------------------------------------------------------------------------
+
+
+def measure_emulated(steps: int, quick: bool) -> list[Emulated]:
+    results: list[Emulated] = []
+    for assumed in (ASSUMED,) if quick else (ASSUMED, *SWEEP):
+        for found in emulate_modes(assumed, steps):
+            results.append(found)
+            print(f"{assumed.name}, {found.mode}: {found.measured:.1f} s per step, bound {found.bound:.1f}", flush=True)
+    return results
+
+
+def emulated_rows(results: Sequence[Emulated]) -> list[list[str]]:
+    rows = []
+    for found in results:
+        colocated = next(r.measured for r in results if (r.assumed, r.mode) == (found.assumed, MODES[0]))
+        published = PUBLISHED.get(found.mode) if found.assumed == ASSUMED else None
+        times = [f"{found.measured:.1f}", f"{found.bound:.1f}", f"{found.ratio:.3f}"]
+        speed_up = f"{colocated / found.measured:.2f}"
+        rows.append([found.assumed.name, found.mode, *times, speed_up, f"{published}" if published else "-", "-"])
+    return rows
+
+
+def emulated_aims(results: Sequence[Emulated]) -> list[Aim]:
+    reason = "the bound knows of no queue before the reference, nor of the order in which groups may be taken (ST3)"
+    worst = max(results, key=lambda found: abs(found.ratio - 1))
+    name = f"emulated: distance from the bound, worst setting ({worst.assumed.name}, {worst.mode})"
+    return [Aim(name, abs(worst.ratio - 1), 0.05, "lower", reason)]
+
+
+def notes_of(alone: Mapping[int, StageSeconds], emulated: Sequence[Emulated]) -> list[str]:
+    notes = [
+        f"Stages alone with {threads} thread{'s' * (threads > 1)}: generate {s.generate:.3f} s, train {sum(s.train):.3f} s for "
+        f"{s.tokens:.0f} tokens, update {s.update:.3f}, snapshot {s.snapshot:.3f}, publish {s.publish:.3f}, load {s.load:.3f}"
+        for threads, s in alone.items()
+    ]
+    split = next((found.split for found in emulated if found.split is not None), None)
+    if split is not None:
+        notes.append(
+            f"Emulated: the stage times are assumed, not published; 16 devices are split into {split.rollout} for rollout, "
+            f"{split.reference} for the reference and {split.trainer} for the trainer where they are not shared"
+        )
+    return notes
+
+
+HEADER = ("where", "mode", "s per step", "bound", "ratio", "speed-up", "published", "accuracy")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few steps and settings: does it run?")
+    parser.add_argument("--steps", type=int, default=300, help="RL steps of each real run")
+    parser.add_argument("--runtime", choices=("local", "ray"), default="ray", help="of the asynchronous real run")
+    parser.add_argument("--only", choices=("real", "emulated"), help="one of the two parts")
+    parser.add_argument("--keep", type=Path, help="where the run directories are kept; default: a temporary folder")
+    arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    results: list[Result] = []
+    alone: dict[int, StageSeconds] = {}
+    emulated: list[Emulated] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        if arguments.only != "emulated":
+            directory = (arguments.keep or Path(temporary)).resolve()
+            directory.mkdir(parents=True, exist_ok=True)
+            bench = Bench(directory, arguments.steps, 16, 300, 600, 5, DOTS)
+            if arguments.quick:
+                bench = Bench(directory, WARM_STEPS + 4, 4, 20, 32, 1, DOTS)
+            cores = len(os.sched_getaffinity(0))
+            results, alone = measure_real(bench, arguments.runtime, cores)
+    if arguments.only != "real":
+        emulated = measure_emulated(2 if arguments.quick else 24, arguments.quick)
+    rows = [*(real_rows(results) if results else []), *emulated_rows(emulated)]
+    for row in (HEADER, *rows):
+        print("  ".join(f"{cell:>21}" for cell in row))
+    aims = [*(real_aims(results) if results else []), *(emulated_aims(emulated) if emulated else [])]
+    report(
+        "modes",
+        aims,
+        quick=arguments.quick,
+        notes=notes_of(alone, emulated),
+        table={"header": HEADER, "rows": rows},
+        runtime=arguments.runtime,
+        real=[asdict(result) for result in results],
+        alone={threads: asdict(stages) for threads, stages in alone.items()},
+    )
+
+
+if __name__ == "__main__":
+    main()

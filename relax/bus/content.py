@@ -1,0 +1,89 @@
+"""What the queue has to know of the cells of a call: frozen, noted for the index, found for a reader (TQ1, TQ4, TQ6).
+
+Owned by `TransferQueue`. It reads columns, index and storage and changes none of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax.bus.cell import digest, freeze, num_bytes
+from relax.bus.index import BusIndex
+from relax.bus.row import Fetched, PlacedPut, Receipt
+from relax.bus.storage import FrozenRows, PlaceStorage
+from relax.bus.write import FIRST, OTHER, CellNote, WritePlan, check_columns, first_note
+from relax.core.column import Column
+from relax.core.error import InvariantError
+from relax.core.id import GroupId, RowId, Table, parent_of, table_of
+from relax.core.protocol import Storage
+
+
+class Contents:
+    """Cells of one queue. Contents are compared only where a cell is written a second time."""
+
+    def __init__(self, columns: Mapping[str, Column], index: BusIndex, storage: Storage) -> None:
+        self._columns = columns
+        self._index = index
+        self._storage = storage
+
+    def freeze(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """The cells of a put as they are to be kept. Raises InvariantError (TQ1, TQ6)."""
+        check_columns(self._columns, row, cells)
+        return {name: freeze(self._columns[name], value) for name, value in cells.items()}
+
+    def notes(self, row: RowId, cells: Mapping[str, Any]) -> dict[str, CellNote]:
+        """What the index needs to know of frozen cells."""
+        known = self._index.columns_of(row)
+        if not known:
+            return {name: first_note(num_bytes(value)) for name, value in cells.items()}
+        return {
+            name: CellNote(FIRST if name not in known or self._is_same(row, name, value) else OTHER, num_bytes(value))
+            for name, value in cells.items()
+        }
+
+    def placed_notes(self, storage: PlaceStorage, segment: int, put: PlacedPut) -> dict[str, CellNote]:
+        """As `notes`, of cells in a segment. Raises TransportError for a place that is wrong."""
+        notes = {name: first_note(size) for name, size in put.sizes.items()}
+        for name in notes.keys() & self._index.columns_of(put.id):
+            if not self._is_same(put.id, name, storage.read(segment, put.place, name)):
+                notes[name] = CellNote(OTHER, put.sizes[name])
+        return notes
+
+    def wanted(
+        self, receipt: Receipt, columns: Sequence[str] | None
+    ) -> tuple[tuple[RowId, ...], dict[RowId, list[str]]]:
+        """The rows that a lease still holds; and of them and the rows above, those of the wanted columns that are written.
+
+        Wanted are the receipt's columns, or `columns`. Raises LateError, InvariantError (TQ1).
+        """
+        names = tuple(receipt.columns if columns is None else columns)
+        ids = self._index.rows(receipt.lease)
+        for name in names:
+            if name not in self._columns:
+                raise InvariantError("TQ1", f"unknown column {name!r}; known: {sorted(self._columns)}")
+        of_table = {table: [name for name in names if self._columns[name].table is table] for table in Table}
+        present: dict[RowId, list[str]] = {}
+        for row in ids:
+            owner: RowId | None = row
+            while owner is not None and owner not in present:
+                present[owner] = self._index.present(owner, of_table[table_of(owner)])
+                owner = parent_of(owner)
+        return ids, present
+
+    def _is_same(self, row: RowId, name: str, value: Any) -> bool:
+        return digest(freeze(self._columns[name], self._storage.get(row, (name,))[name])) == digest(value)
+
+
+def fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> FrozenRows:
+    """The cells of a plan's fresh rows: those that were not there before."""
+    rows = {
+        write.id: given if len(given) == len(write.cells) else {name: given[name] for name in write.cells}
+        for write in plan.fresh
+        for given in [cells[write.id]]
+    }
+    return FrozenRows(rows, sum([note.num_bytes for write in plan.fresh for note in write.cells.values()]))
+
+
+def read_group(index: BusIndex, storage: Storage, group: GroupId) -> Fetched:
+    """Every cell of every row of a group; no row when the group is not here."""
+    present = index.cells_of(group)
+    return Fetched(tuple(present), {row: storage.get(row, columns) for row, columns in present.items()})

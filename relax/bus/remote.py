@@ -1,0 +1,277 @@
+"""The bus as a role in another process has it: the verbs of `TransferQueue`, with cells that do not pass through the index (TQ8).
+
+On one node, with the journal's directory, this process appends its cells to a segment of its own and sends only where they lie;
+what it fetches are read-only views of the segments of all. Without a directory cells go in the calls. What is checked, and what
+is refused, is the same as for a role beside the index.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from relax.bus.cell import check, num_bytes, thaw
+from relax.bus.place import Place, SegmentGoneError, SegmentMaps, place_text
+from relax.bus.row import AckedError, Fetched, Located, PlacedPut, PutReport, Receipt, RowPut
+from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, needed_bytes, segment_path
+from relax.bus.write import check_columns
+from relax.core.column import Column
+from relax.core.error import LateError, TransportError
+from relax.core.id import RowId
+
+_TRIES = 3
+"""How often a put is written again when its segment was deleted, before that is an error."""
+
+Result = TypeVar("Result")
+
+
+class LeaseAccess(Protocol):
+    """What `RemoteQueue` asks of a `TransferQueue` about leases."""
+
+    async def take(self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None) -> Receipt: ...
+
+    async def renew(self, lease: str) -> None: ...
+
+    async def release(self, lease: str) -> None: ...
+
+    async def ack(self, lease: str) -> None: ...
+
+    async def reattach(self, holder: str, leases: Sequence[str]) -> tuple[str, ...]: ...
+
+
+class QueueAccess(LeaseAccess, Protocol):
+    """And about rows."""
+
+    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched: ...
+
+    async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located: ...
+
+    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport: ...
+
+    async def open_segment(self, writer: str) -> int: ...
+
+    async def resume_segment(self, writer: str, number: int) -> None: ...
+
+    async def commit(
+        self, puts: Sequence[PlacedPut], lease: str, writer: str, batch: tuple[int, int]
+    ) -> PutReport | None: ...
+
+    async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The segment that this process writes."""
+
+    number: int
+    file: SegmentWriter
+
+
+class RemoteQueue:
+    """One per process. `access` is a proxy of the queue, and patient: it sends calls again whose answer was lost."""
+
+    def __init__(
+        self,
+        access: QueueAccess,
+        columns: Mapping[str, Column],
+        directory: Path | None = None,
+        writer: str = "",
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """`writer` names this process among those that write segments; one that takes its place has the same name. By default it is a
+        name that no other has; then the controller keeps this process's last segment for as long as it lives itself."""
+        self._access = access
+        self._columns = columns
+        self._directory = directory
+        self._writer = writer or f"process {os.getpid()} {os.urandom(4).hex()}"
+        self._segment_bytes = segment_bytes
+        self._maps = None if directory is None else SegmentMaps(directory)
+        self._own: _Own | None = None
+        self._opening = asyncio.Lock()
+        self._holders: dict[str, str] = {}
+        self._known_holders: dict[str, None] = {}
+        self._lost: set[str] = set()
+        self._unsure: set[str] = set()
+
+    @property
+    def held(self) -> set[str]:
+        """The leases that this process has: taken, and not yet acked, released or found to be late."""
+        return set(self._holders)
+
+    # --- leases ----------------------------------------------------------------------------------------------------
+
+    async def take(self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None) -> Receipt:
+        """As `TransferQueue.take`. A lease that was on its way when a take was cancelled goes back with the holder's next take."""
+        self._known_holders[holder] = None
+        if holder in self._unsure:
+            self._unsure.discard(holder)
+            await self._reattach(holder)
+        try:
+            receipt = await self._access.take(consumer, holder, max_rows, timeout_s)
+        except asyncio.CancelledError:
+            self._unsure.add(holder)
+            raise
+        self.hold(receipt)
+        return receipt
+
+    def hold(self, receipt: Receipt) -> None:
+        """This process has a lease that it got in another way than by `take`: the trainer's comes from the controller.
+
+        A lease under which it only fetches and puts, and which another process acks, it does not have.
+        """
+        self._known_holders[receipt.holder] = None
+        self._lost.discard(receipt.lease)
+        self._holders[receipt.lease] = receipt.holder
+
+    async def renew(self, lease: str) -> None:
+        """Report progress. Raises LateError."""
+        await self._under(lease, lambda: self._access.renew(lease))
+
+    async def release(self, lease: str) -> None:
+        """Give the units back undone. A lease that is not held is fine."""
+        if lease not in self._lost:
+            await self._access.release(lease)
+        self._forget(lease)
+
+    async def ack(self, lease: str) -> None:
+        """Done with the lease's units. Raises LateError."""
+        had = lease in self._holders
+        try:
+            await self._under(lease, lambda: self._access.ack(lease))
+        except AckedError:
+            if not had:
+                raise
+            # Nobody else acks it: the answer to this very call was lost with the connection, and the call was sent again.
+        self._forget(lease)
+
+    async def reattach(self) -> None:
+        """The connection is there again, perhaps to another process: say what this one has, and learn what it lost meanwhile.
+
+        Called by the client's `on_connect`, before calls that had no answer are sent again.
+        """
+        for holder in list(self._known_holders):
+            await self._reattach(holder)
+        if self._own is not None:
+            await self._access.resume_segment(self._writer, self._own.number)
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
+        """As `TransferQueue.fetch`; large arrays are views of segments, readable for as long as somebody holds them."""
+        lease = receipt.lease
+        slim = Receipt(lease, receipt.consumer, receipt.holder, (), receipt.columns)
+        if self._maps is None:
+            return await self._under(lease, lambda: self._access.fetch(slim, columns))
+        located = await self._under(lease, lambda: self._access.locate(slim, columns))
+        try:
+            return _read(self._maps, located)
+        except SegmentGoneError:
+            # Its rows left after they were located; then the lease is late. If it is not, the file was taken away: an error.
+            located = await self._under(lease, lambda: self._access.locate(slim, columns))
+            return _read(self._maps, located)
+
+    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
+        """As `TransferQueue.put`, with the same checks. Raises also UserError when the disk is full."""
+        rows = {put.id: self._checked(put) for put in puts}
+        if self._directory is None:
+            return await self._under(lease, lambda: self._access.put(puts, lease))
+        if lease in self._lost:
+            raise _late(lease)
+        sizes = {row: {name: num_bytes(value) for name, value in cells.items()} for row, cells in rows.items()}
+        written = {row: cells for row, cells in rows.items() if cells}
+        for _ in range(_TRIES):
+            own = await self._segment(self._directory, sizes)
+            batch = (own.number, own.file.end)
+            stored = own.file.place(written) if written else {}
+            placed = [
+                PlacedPut(put.id, sizes[put.id], place_text(stored.get(put.id, ())), put.children) for put in puts
+            ]
+            report = await self._commit(placed, lease, batch)
+            if report is not None:
+                return report
+            self._leave(own)
+        raise TransportError(
+            f"the journal in {self._directory} lost the segments of {self._writer!r} {_TRIES} times; is it being deleted?"
+        )
+
+    async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
+        """Columns of each row at or below the leased ones. Raises LateError."""
+        return await self._under(lease, lambda: self._access.written(lease))
+
+    async def close(self) -> None:
+        """Give back the room in the segment that was not used. Leases stay as they are."""
+        if self._own is not None:
+            self._leave(self._own)
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    async def _reattach(self, holder: str) -> None:
+        mine = [lease for lease, owner in self._holders.items() if owner == holder]
+        still = set(await self._access.reattach(holder, mine))
+        for lease in mine:
+            if lease not in still and self._holders.pop(lease, None) is not None:
+                self._lost.add(lease)
+
+    async def _commit(self, placed: Sequence[PlacedPut], lease: str, batch: tuple[int, int]) -> PutReport | None:
+        return await self._under(lease, lambda: self._access.commit(placed, lease, self._writer, batch))
+
+    def _checked(self, put: RowPut) -> dict[str, Any]:
+        check_columns(self._columns, put.id, put.cells)
+        return {name: check(self._columns[name], value) for name, value in put.cells.items()}
+
+    async def _segment(self, directory: Path, sizes: Mapping[RowId, Mapping[str, int]]) -> _Own:
+        """The segment to write, a new one if these cells have no room in it. What follows without an await finds the room."""
+        size = sum([sum(cells.values()) for cells in sizes.values()])
+        num_cells = sum(map(len, sizes.values()))
+        if self._own is not None and self._own.file.fits(size, num_cells):
+            return self._own
+        async with self._opening:
+            own = self._own
+            if own is not None and own.file.fits(size, num_cells):
+                return own
+            number = await self._access.open_segment(self._writer)
+            if own is not None:
+                self._leave(own)
+            length = max(self._segment_bytes, 2 * needed_bytes(size, num_cells))
+            self._own = own = _Own(
+                number, SegmentWriter(segment_path(directory, number), _open_new, length, self._writer)
+            )
+            return own
+
+    def _leave(self, own: _Own) -> None:
+        own.file.close()
+        if self._own is own:
+            self._own = None
+
+    def _forget(self, lease: str) -> None:
+        self._holders.pop(lease, None)
+        self._lost.discard(lease)
+
+    async def _under(self, lease: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        """A call under a lease, which this process has no longer when the answer is that it is late."""
+        if lease in self._lost:
+            raise _late(lease)
+        try:
+            return await call()
+        except LateError:
+            self._holders.pop(lease, None)
+            raise
+
+
+def _read(maps: SegmentMaps, located: Located) -> Fetched:
+    cells = {row: dict(kept) for row, kept in located.cells.items()}
+    for row, segment, text, columns in located.places:
+        read = maps.read(Place(segment, text), columns)
+        cells[row].update({name: thaw(cell) for name, cell in read.items()})
+    return Fetched(located.ids, cells)
+
+
+def _late(lease: str) -> LateError:
+    return LateError(f"[TQ4] lease {lease!r} went back while this process was cut off from the bus; drop the result")
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """A new unbuffered file. One that is there already belongs to somebody, and others have it mapped: it is never emptied."""
+    return path.open("x+b", buffering=0)

@@ -1,0 +1,50 @@
+"""The embedded engine gives its device up in the middle of its work and goes on as if nothing had happened (DT)."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relax.core.completion import Completion, GenerateInput
+from tests.engines.setting import forced, prompt, session, torch_engine, until_sampled
+
+
+async def sample(engine: Any, interrupt: bool, deterministic: bool) -> list[Completion]:
+    """Six requests; with `interrupt` the engine's memory is given back after some of their tokens."""
+    sampling = forced(40, temperature=0.0 if not deterministic else 1.0)
+    running = [
+        asyncio.create_task(engine.generate(GenerateInput(prompt(5 + i % 3, i)), sampling, session(i)))
+        for i in range(6)
+    ]
+    if interrupt:
+        await until_sampled(engine, 60)
+        await engine._compute.run(engine._batcher.release)
+        assert all(layer.keys is None for layer in engine._forward.cache._slots)
+    return await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_requests_go_on_after_their_memory_was_given_back(deterministic: bool) -> None:
+    found = []
+    for interrupt in (False, True):
+        async with torch_engine(0, deterministic=deterministic, slots=6, burst=1) as engine:
+            found.append(await sample(engine, interrupt, deterministic))
+    for calm, interrupted in zip(*found, strict=True):
+        assert calm.token_ids.tolist() == interrupted.token_ids.tolist()
+        assert interrupted.versions.tolist() == [0] * 40
+        if deterministic:
+            assert calm.logprobs.tobytes() == interrupted.logprobs.tobytes()
+        else:
+            np.testing.assert_allclose(calm.logprobs, interrupted.logprobs, atol=1e-5)
+
+
+async def test_on_a_cpu_nothing_moves_and_elsewhere_the_whole_model_does() -> None:
+    async with torch_engine(0) as engine:
+        weights = next(engine._model.parameters()).data_ptr()
+        await engine._compute.run(engine.offload)
+        assert next(engine._model.parameters()).data_ptr() == weights
+        engine._forward.device = torch.device("meta")  # any device that is not the CPU
+        await engine._compute.run(engine.onload)
+        assert {parameter.device.type for parameter in engine._model.parameters()} == {"meta"}

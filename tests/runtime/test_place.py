@@ -1,0 +1,177 @@
+"""Names and folders of a run on a machine: short, its own, and gone with it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relax.runtime import place as place_module
+from relax.runtime.place import (
+    MAX_SOCKET_PATH,
+    VARIABLE,
+    RunPlace,
+    clean_leftovers,
+    kill_marked,
+    processes_of,
+    run_id_of,
+)
+
+DEAD = "999999999/1"
+"""An owner that no machine has."""
+
+
+@pytest.fixture
+def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders of runs go into the test's own, short path."""
+    root = Path("/tmp") / f"rp{os.getpid()}"
+    root.mkdir()
+    (root / "shm").mkdir()
+    monkeypatch.setattr(place_module, "_ROOTS", {"socket": root, "shm": root / "shm"})
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _tidy() -> Iterator[None]:
+    yield
+    subprocess.run(["rm", "-rf", f"/tmp/rp{os.getpid()}"], check=True)
+
+
+def sleeper(mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "600"], env={**os.environ, VARIABLE: mark})
+
+
+def test_a_run_id_is_the_same_for_the_same_directory_and_fits_every_socket(tmp_path: Path) -> None:
+    directory = tmp_path / "A very long Name of a run, with (odd) characters"
+    assert run_id_of(directory) == run_id_of(tmp_path / "x" / ".." / directory.name)
+    assert run_id_of(directory) != run_id_of(tmp_path / "y" / directory.name)
+    place = RunPlace(run_id_of(directory))
+    assert place.run_id.startswith("a-very-lon-")
+    assert len(place.socket("engine-1000")) <= MAX_SOCKET_PATH
+    assert len(str(place.socket_folder / place_module._RAY_SOCKET)) <= MAX_SOCKET_PATH
+    assert {place.socket_folder, place.shm_folder}.isdisjoint(
+        {RunPlace("other").socket_folder, RunPlace("other").shm_folder}
+    )
+    with pytest.raises(ValueError, match=r"has \d+ bytes, at most 107"):
+        place.socket("x" * 100)
+
+
+def test_a_claim_owns_its_folders_until_it_is_released(roots: Path) -> None:
+    place = RunPlace("t-00000001")
+    claim = place.claim()
+    assert place.owner == os.getpid()
+    for folder in (place.socket_folder, place.shm_folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").write_text("x")
+    with pytest.raises(FileExistsError, match=f"process {os.getpid()}, which is alive"):
+        place.claim()
+    claim.release()
+    claim.release()
+    assert not place.socket_folder.exists()
+    assert not place.shm_folder.exists()
+    assert place.owner is None
+
+
+@pytest.mark.usefixtures("roots")
+def test_leftovers_of_a_dead_run_are_found_by_its_id_and_cleaned() -> None:
+    dead, alive = RunPlace("t-00000002"), RunPlace("t-00000003")
+    claim = alive.claim()
+    for folder in (dead.socket_folder, dead.shm_folder):
+        folder.mkdir()
+        (folder / "owner").write_text(f"{dead.run_id}/{DEAD}")
+    left, spared = sleeper(f"{dead.run_id}/{DEAD}"), sleeper(claim.mark)
+    try:
+        assert clean_leftovers("t-00000004") == []
+        assert clean_leftovers(alive.run_id) == []
+        told = clean_leftovers(dead.run_id)
+        assert told == ["run t-00000002 was left by a launcher that is gone: killed 1 processes, removed its folders"]
+        assert left.wait() == -9
+        assert not dead.socket_folder.exists()
+        assert not dead.shm_folder.exists()
+        assert clean_leftovers(dead.run_id) == []
+        assert spared.poll() is None
+        claim.release()
+        assert spared.wait() == -9
+    finally:
+        for process in (left, spared):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.usefixtures("roots")
+def test_a_new_claim_cleans_what_the_dead_owner_left() -> None:
+    place = RunPlace("t-00000005")
+    place.shm_folder.mkdir()
+    (place.shm_folder / "owner").write_text(f"{place.run_id}/{os.getpid()}/1")  # the same id, an earlier process
+    (place.shm_folder / "weights").write_text("old")
+    claim = place.claim()
+    assert not (place.shm_folder / "weights").exists()
+    claim.release()
+
+
+def test_a_folder_that_names_no_owner_is_left_alone(roots: Path) -> None:
+    folder = roots / "relax-t-00000006"
+    folder.mkdir()
+    (folder / "owner").write_text("somebody else's words")
+    (roots / "relax-t-00000007").mkdir()
+    assert clean_leftovers("t-00000006") == clean_leftovers("t-00000007") == []
+    assert folder.exists()
+
+
+def test_kill_marked_spares_other_runs() -> None:
+    one, other = sleeper(f"t-00000008/{DEAD}"), sleeper(f"t-000000089/{DEAD}")
+    try:
+        assert kill_marked(RunPlace("t-00000008")) == 1
+        assert one.wait() == -9
+        assert other.poll() is None
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.usefixtures("roots")
+def test_servers_of_ray_are_known_by_the_files_they_hold() -> None:
+    place = RunPlace("t-00000009")
+    place.ray_folder.mkdir(parents=True)
+    with (place.ray_folder / "agent.out").open("w") as file:
+        server = subprocess.Popen(["sleep", "600"], stdout=file)
+    try:
+        assert processes_of(place) == [server.pid]
+        assert kill_marked(place) == 1
+        assert server.wait() == -9
+        assert processes_of(place) == []
+    finally:
+        server.kill()
+        server.wait()
+
+
+CLAIM = """
+import sys, time
+from relax.runtime.place import RunPlace
+claim = RunPlace("{run_id}").claim().watch()
+print(claim.mark, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_sweeper_cleans_as_soon_as_the_owner_is_killed() -> None:
+    place = RunPlace(f"t-{os.getpid():08d}")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", CLAIM.format(run_id=place.run_id)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    left = sleeper(owner.stdout.readline().strip())
+    try:
+        assert place.owner == owner.pid
+        owner.kill()
+        owner.communicate()
+        assert left.wait(timeout=60) == -9
+        while place.socket_folder.exists() or place.shm_folder.exists():  # the test's own limit bounds it
+            time.sleep(0.02)
+    finally:
+        left.kill()
+        left.wait()

@@ -1,0 +1,107 @@
+"""The rows of roles in status.json: written, read, shown."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from relax.services.cli.roles import role_table
+from relax.services.cli.status import status_table
+from relax.services.directory import RunDirectory
+from relax.services.role_status import RoleStatus, read_roles
+from relax.services.status import read_status
+from tests.services.story import story_config, story_directory
+
+ROLES = (
+    RoleStatus("controller", "ready", restarts=2, beat_age_s=0.2),
+    RoleStatus("trainer", "busy", version=31, rate=8123.4, unit="tokens", beat_age_s=1.0),
+    RoleStatus(
+        "engine-0",
+        "busy",
+        version=31,
+        rate=912.0,
+        unit="tokens",
+        restarts=1,
+        beat_age_s=0.4,
+        error="killed by signal 9",
+    ),
+    RoleStatus("engine-1", "starting", waits_for="weights v31", beat_age_s=45.0),
+    RoleStatus("reward-0", "waiting", waits_for="trajectories", rate=0.25, unit="rows", beat_age_s=0.1),
+    RoleStatus("judge", "failed", restarts=5, beat_age_s=200.0, error="RuntimeError: no memory left on the device"),
+)
+
+
+def shown(*parts: Any, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_rows_go_through_json() -> None:
+    text = json.dumps([role.to_json() for role in ROLES])
+    assert read_roles(json.loads(text)) == (ROLES, 0)
+    assert read_roles(None) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "bad"),
+    [
+        ([{"name": "a", "state": "ready", "new": 1}, {"name": "b"}, 3, {"name": "c", "state": "flying"}], 3),
+        ([{"name": "a", "state": "ready"}, {"name": "b", "state": "busy", "rate": "fast"}], 1),
+        (
+            [
+                {"name": "a", "state": "ready"},
+                {"name": "b", "state": "busy", "version": True},
+                {"name": 1, "state": "busy"},
+            ],
+            2,
+        ),
+        ([{"name": "a", "state": "ready"}, {"name": "b", "state": ["busy"]}], 1),
+    ],
+)
+def test_what_is_no_row_is_left_out_and_counted(found: Any, bad: int) -> None:
+    assert read_roles(found) == ((RoleStatus("a", "ready"),), bad)
+
+
+@pytest.mark.parametrize("found", ["text", 3, {"a": 1}])
+def test_what_is_no_list_is_one_bad_thing(found: Any) -> None:
+    assert read_roles(found) == ((), 1)
+
+
+def test_the_table_says_who_does_what() -> None:
+    lines = shown(role_table(ROLES)).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    table = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
+    assert table["role"].split() == ["role", "state", "version", "rate", "restarts", "beat", "note"]
+    assert table["trainer"].split() == ["trainer", "busy", "v31", "8,123", "tokens/s", "0", "1", "s"]
+    assert table["engine-1"].split()[:6] == ["engine-1", "starting", "-", "-", "0", "45"]
+    assert "0.25 rows/s" in table["reward-0"]
+    assert "3 min" in table["judge"]
+    assert "killed" in table["engine-0"]
+
+
+def test_status_has_the_roles_of_a_run_under_way(tmp_path: Path) -> None:
+    config = story_config(tmp_path)
+    directory = story_directory(config)
+    rows = [*(role.to_json() for role in ROLES), {"name": "x"}]
+    directory.write_json(directory.status, {"step": 31, "paused": True, "roles": rows})
+    written = directory.status.stat().st_mtime
+    os.utime(directory.status, (written - 100, written - 100))
+    with RunDirectory(directory.root):
+        status = read_status(config, directory)
+    assert [role.name for role in status.roles] == [role.name for role in ROLES]
+    assert status.roles[0].beat_age_s is not None
+    assert status.roles[0].beat_age_s >= 100.2
+    assert status.notes == ("1 of the roles in status.json cannot be read and are left out",)
+    text = shown(status_table(status))
+    assert "paused (process" in text
+    assert "news 100 s ago" in text
+    assert "waits for" in text
+    over = read_status(config, directory)
+    assert over.roles == ()
+    assert "restarts" not in shown(status_table(over))
