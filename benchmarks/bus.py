@@ -1,6 +1,7 @@
 """Put and take of a TransferQueue in this process, against a copy of the same bytes in the same run.
 
     python -m benchmarks.bus [--quick] [--profile CASE]
+    python -m benchmarks.bus --processes ...                  see benchmarks.bus_processes
 
 Cases: 1,024 rows of up to 4,096 tokens (int32 ids, float32 logprobs, bool mask), regular and ragged; tensors of 4 MB at 1, 4
 and 16 clients; 8 small rows at a time. A case is put, take, fetch of every cell and ack. `copy` is one block of the same
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +24,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import bus_processes
+from benchmarks.bus_role import COLUMNS_HERE
+from benchmarks.bus_rows import TOKEN_COLUMNS, tensor_rows, token_rows
 from benchmarks.outcome import Aim, best_seconds, report
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
 from relax.bus.row import RowPut, Subscription
 from relax.bus.storage import MemoryStorage
-from relax.core.column import COLUMNS, Column, Scope
 from relax.core.id import Table, group_id, trajectory_id
 from relax.core.protocol import Storage
 from relax.runtime.clock import LoopClock
 
-TENSOR = Column("tensor", Table.trajectory, "float32", ("N",), Scope.trajectory, "bulk for this benchmark")
-COLUMNS_HERE = COLUMNS | {"tensor": TENSOR}
-TOKEN_COLUMNS = ("token_ids", "behaviour_logprobs", "mask")
 GROUP_SIZE = 8
 SHARE_AIM, JOURNAL_AIM = 0.5, 0.2
 KINDS = ("memory", "journal")
@@ -63,31 +64,6 @@ class Case:
     @property
     def num_bytes(self) -> int:
         return sum(cell.nbytes for row in self.rows for cell in row.values())
-
-
-def token_rows(count: int, tokens: int, ragged: bool, writeable: bool = False) -> list[dict[str, Any]]:
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, tokens + 1, count) if ragged else np.full(count, tokens)
-    rows = [
-        {
-            "token_ids": random.integers(0, 1000, length, dtype=np.int32),
-            "behaviour_logprobs": random.random(length, dtype=np.float32),
-            "mask": random.random(length) > 0.5,
-        }
-        for length in lengths
-    ]
-    return rows if writeable else [_read_only(row) for row in rows]
-
-
-def tensor_rows(count: int, num_bytes: int) -> list[dict[str, Any]]:
-    random = np.random.default_rng(0)
-    return [_read_only({"tensor": random.random(num_bytes // 4, dtype=np.float32)}) for _ in range(count)]
-
-
-def _read_only(row: dict[str, Any]) -> dict[str, Any]:
-    for cell in row.values():
-        cell.flags.writeable = False
-    return row
 
 
 # --- what is measured --------------------------------------------------------------------------------------------------
@@ -277,6 +253,9 @@ def show_profile(case: Case, kind: str) -> None:
 
 
 def main() -> None:
+    if "--processes" in sys.argv:
+        bus_processes.main()
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
     parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds; the best of each counts")

@@ -8,6 +8,7 @@ neither polls nor waits. Tensors are batched before the clock starts.
 """
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -46,6 +47,8 @@ class Side:
     def __init__(self) -> None:
         import transfer_queue
 
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 20)  # as on the other side
         transfer_queue.init()
         self.client = transfer_queue.get_client()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from relax.bus.cell import digest, freeze, num_bytes
 from relax.bus.index import BusIndex
-from relax.bus.row import Fetched, PlacedPut, Receipt
+from relax.bus.row import Fetched, PlacedPuts, Receipt
 from relax.bus.storage import FrozenRows, PlaceStorage
-from relax.bus.write import FIRST, OTHER, CellNote, WritePlan, check_columns, first_note
+from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, WritePlan, check_columns, first_note
 from relax.core.column import Column
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, RowId, Table, parent_of, table_of
@@ -40,13 +40,16 @@ class Contents:
             for name, value in cells.items()
         }
 
-    def placed_notes(self, storage: PlaceStorage, segment: int, put: PlacedPut) -> dict[str, CellNote]:
-        """As `notes`, of cells in a segment. Raises TransportError for a place that is wrong."""
-        notes = {name: first_note(size) for name, size in put.sizes.items()}
-        for name in notes.keys() & self._index.columns_of(put.id):
-            if not self._is_same(put.id, name, storage.read(segment, put.place, name)):
-                notes[name] = CellNote(OTHER, put.sizes[name])
-        return notes
+    def placed_writes(self, storage: PlaceStorage, segment: int, puts: PlacedPuts) -> list[RowWrite]:
+        """What the index needs to know of cells in a segment. Raises TransportError for a place that is wrong."""
+        writes: list[RowWrite] = []
+        for row, sizes, text, children in zip(puts.ids, puts.sizes, puts.texts, puts.children, strict=True):
+            notes = {name: first_note(size) for name, size in sizes.items()}
+            for name in notes.keys() & self._index.columns_of(row):
+                if not self._is_same(row, name, storage.read(segment, text, name)):
+                    notes[name] = CellNote(OTHER, sizes[name])
+            writes.append(RowWrite(row, notes, children))
+        return writes
 
     def wanted(
         self, receipt: Receipt, columns: Sequence[str] | None
@@ -68,6 +71,28 @@ class Contents:
                 present[owner] = self._index.present(owner, of_table[table_of(owner)])
                 owner = parent_of(owner)
         return ids, present
+
+    def part(
+        self, receipt: Receipt, columns: Sequence[str] | None, max_bytes: int
+    ) -> tuple[tuple[RowId, ...], dict[RowId, list[str]], tuple[RowId, ...]]:
+        """As `wanted`, of the receipt's rows (all, if it names none): as many as have no more than `max_bytes`, at least one, the columns
+        of these rows and those above, and which rows are left."""
+        held, present = self.wanted(receipt, columns)
+        asked = frozenset(receipt.ids)
+        ids = tuple(row for row in held if row in asked) if asked else held
+        chosen: dict[RowId, list[str]] = {}
+        size = 0
+        for number, row in enumerate(ids):
+            fresh: dict[RowId, list[str]] = {}
+            owner: RowId | None = row
+            while owner is not None and owner not in chosen:
+                fresh[owner] = present[owner]
+                owner = parent_of(owner)
+            size += sum(self._index.num_bytes(owner, names) for owner, names in fresh.items())
+            if number and size > max_bytes:
+                return ids[:number], chosen, ids[number:]
+            chosen |= fresh
+        return ids, chosen, ()
 
     def _is_same(self, row: RowId, name: str, value: Any) -> bool:
         return digest(freeze(self._columns[name], self._storage.get(row, (name,))[name])) == digest(value)

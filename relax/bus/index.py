@@ -161,6 +161,11 @@ class BusIndex:
         cells = self._state.trees[group_of(row)].nodes[row].cells
         return [name for name in columns if name in cells]
 
+    def num_bytes(self, row: RowId, columns: Collection[str]) -> int:
+        """Of these cells of a row, which are written."""
+        cells = self._state.trees[group_of(row)].nodes[row].cells
+        return sum(cells[name].num_bytes for name in columns)
+
     def columns_of(self, row: RowId) -> Collection[str]:
         """The columns written on exactly this row; none when it is not here."""
         tree = self._state.trees.get(group_of(row))

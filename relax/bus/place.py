@@ -12,31 +12,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relax.bus.segment import MAPPED_BYTES, StoredCell, decode, map_segment, segment_path
+from relax.bus.cell import thaw
+from relax.bus.payload import decode
+from relax.bus.segment import MAPPED_BYTES, map_segment, segment_path
 from relax.core.error import TransportError
 
 MAPS = 16
 """Segments that a reader has mapped at once. A map holds the pages of a segment also after its file was deleted."""
 
-_CELLS, _FIELDS = "\n", "\t"
+_CELLS = "\n"
 
 
 class Place(NamedTuple):
-    """Cells of one row in one segment: a line of column, kind, shape and offset for each."""
+    """Cells of one row in one segment: a line of column, kind, shape and offset for each. `batch` is where their batch begins."""
 
     segment: int
     text: str
+    batch: int = 0
 
     @property
     def num_cells(self) -> int:
         return self.text.count(_CELLS) + 1
 
 
-def place_text(cells: Iterable[StoredCell]) -> str:
-    """The text of cells of one row."""
-    return _CELLS.join(
-        [f"{name}{_FIELDS}{kind}{_FIELDS}{shape}{_FIELDS}{offset}" for _, _, name, kind, shape, offset in cells]
-    )
+def place_text(cells: Iterable[tuple[str, str, str, int]]) -> str:
+    """The text of column, kind, shape and offset of the cells of a row."""
+    return _CELLS.join([f"{name}\t{kind}\t{shape}\t{offset}" for name, kind, shape, offset in cells])
 
 
 class SegmentMaps:
@@ -50,19 +51,26 @@ class SegmentMaps:
     def __len__(self) -> int:
         return len(self._maps)
 
-    def read(self, place: Place, columns: Collection[str] = ()) -> dict[str, Any]:
-        """The frozen cells at a place, of `columns` if any are named. Large arrays are views of the file, which stay readable for as
-        long as somebody holds them. Raises SegmentGoneError when the file is not there, TransportError for a place that is wrong."""
-        mapped = self._mapped(place.segment)
+    def read(self, segment: int, text: str, columns: Collection[str] = ()) -> dict[str, Any]:
+        """What a reader gets for the cells at a place, of `columns` if any are named.
+
+        Large arrays are views of the file, readable for as long as somebody holds them. Raises SegmentGoneError when the file is not
+        there, TransportError for a place that is wrong.
+        """
+        return {name: thaw(cell) for name, cell in self.read_frozen(segment, text, columns).items()}
+
+    def read_frozen(self, segment: int, text: str, columns: Collection[str] = ()) -> dict[str, Any]:
+        """The same, as a storage keeps it: JSON as its text."""
+        mapped = self._mapped(segment)
         cells: dict[str, Any] = {}
         try:
-            for line in place.text.split(_CELLS):
-                name, kind, shape, offset = line.split(_FIELDS)
+            for line in text.split(_CELLS):
+                name, kind, shape, offset = line.split("\t")
                 if not columns or name in columns:
                     cells[name] = _unpinned(decode(mapped, kind, shape, int(offset)))
         except (ValueError, TypeError) as error:
-            path = segment_path(self._directory, place.segment)
-            raise TransportError(f"{path} does not hold the cells {place.text!r:.200}: {error}") from error
+            path = segment_path(self._directory, segment)
+            raise TransportError(f"{path} does not hold the cells {text!r:.200}: {error}") from error
         return cells
 
     def forget(self, segment: int) -> None:

@@ -15,8 +15,8 @@ from relax.bus.row import (
     BusStatus,
     Fetched,
     Located,
-    PlacedCells,
-    PlacedPut,
+    PlacedPuts,
+    Places,
     PutReport,
     QueueClosedError,
     Receipt,
@@ -33,6 +33,9 @@ from relax.core.error import InvariantError, LateError
 from relax.core.event import Log
 from relax.core.id import GroupId, RowId
 from relax.core.protocol import Clock, Sampler, Storage
+
+PART_BYTES = 16 << 20
+"""Of cells in one message, for readers that do not map segments: a quarter of what the wire takes."""
 
 
 class TransferQueue:
@@ -102,6 +105,17 @@ class TransferQueue:
             if granted and not returned:
                 self._follow(self._index.release(waiter.future.result().lease))
 
+    async def take_located(
+        self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None
+    ) -> tuple[Receipt, Located]:
+        """`take`, and `locate` of what was taken: one call less for a reader in another process."""
+        receipt = await self.take(consumer, holder, max_rows, timeout_s)
+        try:
+            return receipt, await self.locate(receipt)
+        except BaseException:
+            self._follow(self._index.release(receipt.lease))
+            raise
+
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
         """The cells of leased rows: the receipt's columns, or `columns` as far as they are written; joined upward (TQ1).
 
@@ -110,17 +124,22 @@ class TransferQueue:
         ids, present = self._contents.wanted(receipt, columns)
         return Fetched(ids, {row: self._storage.get(row, names) for row, names in present.items()})
 
+    async def fetch_part(
+        self, receipt: Receipt, columns: Sequence[str] | None = None
+    ) -> tuple[Fetched, tuple[RowId, ...]]:
+        """As `fetch`, of as many of the receipt's rows as one message should carry, and those that are left: put them into the receipt and
+        ask again."""
+        ids, present, rest = self._contents.part(receipt, columns, PART_BYTES)
+        return Fetched(ids, {row: self._storage.get(row, names) for row, names in present.items()}), rest
+
     async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located:
         """As `fetch`, with places instead of those cells that lie in segments: what a reader in another process maps (TQ8)."""
         ids, present = self._contents.wanted(receipt, columns)
+        places = Places()
         if self._places is None:
-            return Located(ids, (), {row: self._storage.get(row, names) for row, names in present.items()})
-        places: list[PlacedCells] = []
-        cells: dict[RowId, dict[str, Any]] = {}
-        for row, names in present.items():
-            found, cells[row] = self._places.locate(row, names)
-            places += found
-        return Located(ids, tuple(places), cells)
+            return Located(ids, places, {row: self._storage.get(row, names) for row, names in present.items()})
+        locate = self._places.locate
+        return Located(ids, places, {row: locate(row, names, places) for row, names in present.items()})
 
     async def read(self, group: GroupId) -> Fetched:
         """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""
@@ -156,9 +175,7 @@ class TransferQueue:
         """A process that was cut off goes on with its segment; one that is not here any more is passed over."""
         self._shared.resume_segment(writer, number)
 
-    async def commit(
-        self, puts: Sequence[PlacedPut], lease: str, writer: str, batch: tuple[int, int]
-    ) -> PutReport | None:
+    async def commit(self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int]) -> PutReport | None:
         """As `put`, of cells that `writer` wrote in a batch of its segment: the segment's number and the batch's first byte.
 
         None when that segment is not here (it was deleted while the writer was cut off): write them into a new one.
@@ -166,10 +183,8 @@ class TransferQueue:
         segment = batch[0]
         if not self._shared.has_segment(writer, segment):
             return None
-        notes = self._contents.placed_notes
-        writes = [RowWrite(put.id, notes(self._shared, segment, put), put.children) for put in puts]
-        plan = self._index.plan(lease, writes)
-        texts = {put.id: put.place for put in puts}
+        plan = self._index.plan(lease, self._contents.placed_writes(self._shared, segment, puts))
+        texts = dict(zip(puts.ids, puts.texts, strict=True))
         for write in plan.fresh:
             self._shared.place(write.id, (batch[0], batch[1]), texts[write.id], write.cells)
         self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1])))

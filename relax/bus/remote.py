@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from relax.bus.cell import check, num_bytes, thaw
-from relax.bus.place import Place, SegmentGoneError, SegmentMaps, place_text
-from relax.bus.row import AckedError, Fetched, Located, PlacedPut, PutReport, Receipt, RowPut
+from relax.bus.cell import check, num_bytes
+from relax.bus.place import SegmentGoneError, SegmentMaps, place_text
+from relax.bus.row import AckedError, Fetched, Located, PlacedPuts, PutReport, Receipt, RowPut
 from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, needed_bytes, segment_path
 from relax.bus.write import check_columns
 from relax.core.column import Column
@@ -32,6 +32,10 @@ class LeaseAccess(Protocol):
 
     async def take(self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None) -> Receipt: ...
 
+    async def take_located(
+        self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None
+    ) -> tuple[Receipt, Located]: ...
+
     async def renew(self, lease: str) -> None: ...
 
     async def release(self, lease: str) -> None: ...
@@ -44,7 +48,9 @@ class LeaseAccess(Protocol):
 class QueueAccess(LeaseAccess, Protocol):
     """And about rows."""
 
-    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched: ...
+    async def fetch_part(
+        self, receipt: Receipt, columns: Sequence[str] | None = None
+    ) -> tuple[Fetched, tuple[RowId, ...]]: ...
 
     async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located: ...
 
@@ -54,9 +60,7 @@ class QueueAccess(LeaseAccess, Protocol):
 
     async def resume_segment(self, writer: str, number: int) -> None: ...
 
-    async def commit(
-        self, puts: Sequence[PlacedPut], lease: str, writer: str, batch: tuple[int, int]
-    ) -> PutReport | None: ...
+    async def commit(self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int]) -> PutReport | None: ...
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]: ...
 
@@ -92,6 +96,7 @@ class RemoteQueue:
         self._opening = asyncio.Lock()
         self._holders: dict[str, str] = {}
         self._known_holders: dict[str, None] = {}
+        self._located: dict[str, Located] = {}
         self._lost: set[str] = set()
         self._unsure: set[str] = set()
 
@@ -109,7 +114,11 @@ class RemoteQueue:
             self._unsure.discard(holder)
             await self._reattach(holder)
         try:
-            receipt = await self._access.take(consumer, holder, max_rows, timeout_s)
+            if self._maps is None:
+                receipt = await self._access.take(consumer, holder, max_rows, timeout_s)
+            else:
+                receipt, located = await self._access.take_located(consumer, holder, max_rows, timeout_s)
+                self._located[receipt.lease] = located
         except asyncio.CancelledError:
             self._unsure.add(holder)
             raise
@@ -162,15 +171,17 @@ class RemoteQueue:
         """As `TransferQueue.fetch`; large arrays are views of segments, readable for as long as somebody holds them."""
         lease = receipt.lease
         slim = Receipt(lease, receipt.consumer, receipt.holder, (), receipt.columns)
-        if self._maps is None:
-            return await self._under(lease, lambda: self._access.fetch(slim, columns))
-        located = await self._under(lease, lambda: self._access.locate(slim, columns))
+        maps = self._maps
+        if maps is None:
+            return await self._under(lease, lambda: self._fetch_parts(slim, columns))
+        located = self._located.pop(lease, None) if columns is None else None
+        if located is None:
+            located = await self._under(lease, lambda: self._access.locate(slim, columns))
         try:
-            return _read(self._maps, located)
+            return _read(maps, located)
         except SegmentGoneError:
             # Its rows left after they were located; then the lease is late. If it is not, the file was taken away: an error.
-            located = await self._under(lease, lambda: self._access.locate(slim, columns))
-            return _read(self._maps, located)
+            return _read(maps, await self._under(lease, lambda: self._access.locate(slim, columns)))
 
     async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
         """As `TransferQueue.put`, with the same checks. Raises also UserError when the disk is full."""
@@ -179,16 +190,15 @@ class RemoteQueue:
             return await self._under(lease, lambda: self._access.put(puts, lease))
         if lease in self._lost:
             raise _late(lease)
-        sizes = {row: {name: num_bytes(value) for name, value in cells.items()} for row, cells in rows.items()}
         written = {row: cells for row, cells in rows.items() if cells}
+        sizes = {row: {name: num_bytes(value) for name, value in cells.items()} for row, cells in rows.items()}
+        ids, children = [put.id for put in puts], [put.children for put in puts]
         for _ in range(_TRIES):
             own = await self._segment(self._directory, sizes)
             batch = (own.number, own.file.end)
             stored = own.file.place(written) if written else {}
-            placed = [
-                PlacedPut(put.id, sizes[put.id], place_text(stored.get(put.id, ())), put.children) for put in puts
-            ]
-            report = await self._commit(placed, lease, batch)
+            texts = [place_text(stored.get(row, ())) for row in ids]
+            report = await self._commit(PlacedPuts(ids, [sizes[row] for row in ids], texts, children), lease, batch)
             if report is not None:
                 return report
             self._leave(own)
@@ -211,10 +221,22 @@ class RemoteQueue:
         mine = [lease for lease, owner in self._holders.items() if owner == holder]
         still = set(await self._access.reattach(holder, mine))
         for lease in mine:
-            if lease not in still and self._holders.pop(lease, None) is not None:
+            if lease not in still and lease in self._holders:
+                self._forget(lease)
                 self._lost.add(lease)
 
-    async def _commit(self, placed: Sequence[PlacedPut], lease: str, batch: tuple[int, int]) -> PutReport | None:
+    async def _fetch_parts(self, receipt: Receipt, columns: Sequence[str] | None) -> Fetched:
+        ids: list[RowId] = []
+        cells: dict[RowId, Mapping[str, Any]] = {}
+        while True:
+            part, rest = await self._access.fetch_part(receipt, columns)
+            ids += part.ids
+            cells |= part.cells
+            if not rest:
+                return Fetched(tuple(ids), cells)
+            receipt = Receipt(receipt.lease, receipt.consumer, receipt.holder, rest, receipt.columns)
+
+    async def _commit(self, placed: PlacedPuts, lease: str, batch: tuple[int, int]) -> PutReport | None:
         return await self._under(lease, lambda: self._access.commit(placed, lease, self._writer, batch))
 
     def _checked(self, put: RowPut) -> dict[str, Any]:
@@ -247,6 +269,7 @@ class RemoteQueue:
 
     def _forget(self, lease: str) -> None:
         self._holders.pop(lease, None)
+        self._located.pop(lease, None)
         self._lost.discard(lease)
 
     async def _under(self, lease: str, call: Callable[[], Awaitable[Result]]) -> Result:
@@ -256,15 +279,16 @@ class RemoteQueue:
         try:
             return await call()
         except LateError:
-            self._holders.pop(lease, None)
+            self._forget(lease)
             raise
 
 
 def _read(maps: SegmentMaps, located: Located) -> Fetched:
-    cells = {row: dict(kept) for row, kept in located.cells.items()}
-    for row, segment, text, columns in located.places:
-        read = maps.read(Place(segment, text), columns)
-        cells[row].update({name: thaw(cell) for name, cell in read.items()})
+    cells: dict[RowId, Mapping[str, Any]] = dict(located.cells)
+    places = located.places
+    for row, segment, text, columns in zip(places.rows, places.segments, places.texts, places.columns, strict=True):
+        read = maps.read(segment, text, columns)
+        cells[row] = {**cells[row], **read} if cells[row] else read
     return Fetched(located.ids, cells)
 
 

@@ -6,7 +6,7 @@ bulk; bulk travels in `RowPut` and `Fetched` only.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from relax.core.error import InvariantError, LateError, TransportError
 from relax.core.id import GroupId, RowId, Table, parent_of
@@ -46,13 +46,15 @@ class RowPut:
     children: int | None = None
 
 
-class PlacedPut(NamedTuple):
-    """A `RowPut` whose cells are in a segment already: the bytes of each, as TQ5 counts them, and where they lie."""
+@dataclass(frozen=True, slots=True)
+class PlacedPuts:
+    """`RowPut`s whose cells are in a segment already. One item per row: its id, the bytes of each cell as TQ5 counts them, where they
+    lie, and its children. Lists of plain values, for thousands of them go in one call."""
 
-    id: RowId
-    sizes: Mapping[str, int]
-    place: str
-    children: int | None = None
+    ids: list[RowId]
+    sizes: list[dict[str, int]]
+    texts: list[str]
+    children: list[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,14 @@ class Fetched:
         return owner
 
 
-class PlacedCells(NamedTuple):
-    """Where cells of a row lie: `columns` of those at the place, all with ()."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where cells lie, one item per place: the row, the segment, and which `columns` of those at the place, all with []."""
 
-    row: RowId
-    segment: int
-    place: str
-    columns: tuple[str, ...] = ()
+    rows: list[RowId] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    columns: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class Located:
     """`Fetched`, with places instead of the cells that lie in segments; `cells` are the others."""
 
     ids: tuple[RowId, ...]
-    places: tuple[PlacedCells, ...]
+    places: Places
     cells: Mapping[RowId, Mapping[str, Any]]
 
 

@@ -5,23 +5,23 @@ schema, one batch for each put. Its file has its full size from the start, so th
 was not written reads as the end of the stream. A write that a kill tore is never named by an event.
 """
 
-import math
 import mmap
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from io import FileIO
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from relax.bus.cell import JsonText
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered, write_all
 from relax.bus.frame import BatchFrame, TextColumn, text_column
+from relax.bus.payload import decode, encode
 
 SEGMENT_BYTES = 32 << 20
 
@@ -43,6 +43,8 @@ WRITER = b"writer"
 _CHECKSUM = "crc32"
 _ALIGNMENT = 8
 _PADDING = tuple(map(bytes, range(_ALIGNMENT)))
+_PARALLEL_BYTES = 1 << 20
+"""A batch of this size is worth a thread for its checksum."""
 _VECTOR = 1000
 """Parts that are written with one call; the system takes 1,024 at most."""
 _JOINED_BYTES = 1 << 14
@@ -92,20 +94,18 @@ class SegmentWriter:
 
     def put(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Append the cells of rows; returns them as they are to be kept. Raises UserError when the disk is full."""
-        encoded = [_encode(value) for cells in rows.values() for value in cells.values()]
+        encoded = [encode(value) for cells in rows.values() for value in cells.values()]
         ends, data_start = self._write(rows, encoded)
         return self._kept(rows, ends, data_start)
 
-    def place(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[StoredCell]]:
-        """Append the cells of rows; returns where they lie. Raises UserError when the disk is full."""
-        encoded = [_encode(value) for cells in rows.values() for value in cells.values()]
-        batch = self._end
+    def place(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[str, str, str, int]]]:
+        """Append the cells of rows; returns per row column, kind, shape and offset of its cells. Raises UserError when the disk is full."""
+        encoded = [encode(value) for cells in rows.values() for value in cells.values()]
         ends, data_start = self._write(rows, encoded)
         stored = zip(encoded, ends, strict=False)
         return {
             row: [
-                StoredCell(batch, row, name, kind, shape, data_start + start)
-                for name, ((kind, shape, _, _), start) in zip(cells, stored, strict=False)
+                (name, cell[0], cell[1], data_start + start) for name, (cell, start) in zip(cells, stored, strict=False)
             ]
             for row, cells in rows.items()
         }
@@ -115,18 +115,46 @@ class SegmentWriter:
     ) -> tuple[list[int], int]:
         """Append a batch; returns where each cell begins in its column of data (and where that ends), and where that column begins."""
         parts: list[Any] = []
-        ends, checksum = [0], 0
+        ends = [0]
         for _, _, payload, size in encoded:
             padding = -size % _ALIGNMENT
             ends.append(ends[-1] + size + padding)
             parts.append(payload)
-            checksum = zlib.crc32(payload, checksum)
             if padding:
                 parts.append(_PADDING[padding])
-                checksum = zlib.crc32(_PADDING[padding], checksum)
-        head = _head(rows, encoded, ends, checksum)
-        end = self._append([head, *parts], len(head) + ends[-1])
+        if ends[-1] >= _PARALLEL_BYTES and type(self._file) is FileIO:
+            end = self._append_large(self._file, rows, encoded, ends, parts)
+        else:
+            head = _head(rows, encoded, ends, _crc(parts))
+            end = self._append([head, *parts], len(head) + ends[-1])
         return ends, end - ends[-1]
+
+    def _append_large(
+        self,
+        file: FileIO,
+        rows: Mapping[str, Mapping[str, Any]],
+        encoded: list[tuple[str, str, Any, int]],
+        ends: list[int],
+        parts: list[Any],
+    ) -> int:
+        """As `_append`, of a batch that is worth a thread: its checksum is computed while it is written, and the head comes last."""
+        checksums: list[int] = []
+        thread = Thread(target=lambda: checksums.append(_crc(parts)), name="checksum")
+        start = self._end + len(_head(rows, encoded, ends, 0))
+        thread.start()
+        try:
+            file.seek(start)
+            self._has_failed = True
+            _write_vector(file, parts, ends[-1])
+        except OSError as error:
+            raise cannot_write(self.path.parent, error) from error
+        finally:
+            thread.join()  # no deadline: it reads memory
+        head = _head(rows, encoded, ends, checksums[0])
+        self._append([head], len(head))
+        file.seek(ends[-1], os.SEEK_CUR)
+        self._end += ends[-1]
+        return self._end
 
     def _kept(
         self, rows: Mapping[str, Mapping[str, Any]], ends: list[int], data_start: int
@@ -239,12 +267,12 @@ def _head(
     kinds = [kind for kind, _, _, _ in encoded]
     shapes = [shape for _, shape, _, _ in encoded]
     offsets = array("q", [*ends, ends[-1]]).tobytes()
-    checksum = _checksum((places, names, kinds, shapes), offsets, data_checksum)
+    checksum = f"{_checksum((places, names, kinds, shapes), offsets, data_checksum):010d}"
     columns = [
         text_column([*places, ""]),
         _known_texts((*names, "")),
         _known_texts((*kinds, _CHECKSUM)),
-        text_column([*shapes, str(checksum)]),
+        text_column([*shapes, checksum]),
     ]
     return b"".join(
         [_frame().metadata(columns, len(encoded) + 1, ends[-1]), *(column.data for column in columns), offsets]
@@ -282,6 +310,13 @@ def _gathered(parts: list[Any]) -> Iterator[bytes | memoryview]:
         yield b"".join(small)
 
 
+def _crc(parts: list[Any]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
 def _checksum(texts: Iterable[list[str]], offsets: Any, data_checksum: int) -> int:
     text = "\0".join([text for column in texts for text in column])
     return zlib.crc32(text.encode(), zlib.crc32(offsets, data_checksum))
@@ -300,74 +335,3 @@ def _cells(batch: pa.RecordBatch, begin: int, address: int) -> Iterator[StoredCe
     starts = np.frombuffer(offsets, np.int64).tolist()
     for row, name, kind, shape, start in zip(*texts, starts, strict=False):
         yield StoredCell(begin, row, name, kind, shape, data_start + start)
-
-
-# --- cells <-> (kind, shape, payload) --------------------------------------------------------------------------------
-
-
-def _encode(value: Any) -> tuple[str, str, Any, int]:
-    """Kind, shape, what is written as it is, and its size in bytes."""
-    if type(value) is np.ndarray:
-        payload = (value if value.flags.c_contiguous else np.ascontiguousarray(value)) if value.size else b""
-        return _dtype_text(value.dtype), _shape_text(value.shape), payload, value.nbytes
-    if isinstance(value, np.generic):
-        kind, payload = f"scalar:{_dtype_text(value.dtype)}", value.tobytes()
-    elif type(value) is JsonText:
-        kind, payload = "json", value.text
-    elif type(value) is str:
-        kind, payload = "str", value.encode("utf-8", "surrogatepass")
-    elif type(value) is bytes:
-        kind, payload = "bytes", value
-    else:
-        kind, payload = type(value).__name__, repr(value).encode()
-    return kind, str(len(payload)), payload, len(payload)
-
-
-@cache
-def _dtype_text(dtype: Any) -> str:
-    return str(dtype.str)
-
-
-@lru_cache(maxsize=1 << 12)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return ",".join(map(str, shape))
-
-
-def decode(mapped: mmap.mmap, kind: str, shape: str, offset: int) -> Any:
-    """A cell whose data begin at `offset`; an array is a read-only view. Raises ValueError when they go beyond the file."""
-    simple = _SIMPLE.get(kind)
-    if simple is not None:
-        data = mapped[offset : offset + int(shape)]
-        if len(data) != int(shape):
-            raise ValueError(f"{shape} bytes at {offset} go beyond a segment of {len(mapped)}")
-        return simple(data)
-    if kind.startswith("scalar:"):
-        dtype = _dtype(kind.removeprefix("scalar:"))
-        return np.frombuffer(mapped[offset : offset + dtype.itemsize], dtype)[0]
-    sizes, count = _sizes(shape)
-    array = np.frombuffer(mapped, _dtype(kind), count, offset) if count else np.empty(0, kind)
-    array = array.reshape(sizes)
-    array.flags.writeable = False
-    return array
-
-
-@cache
-def _dtype(text: str) -> np.dtype[Any]:
-    return np.dtype(text)
-
-
-@lru_cache(maxsize=1 << 12)
-def _sizes(shape: str) -> tuple[tuple[int, ...], int]:
-    sizes = tuple(int(size) for size in shape.split(",") if size)
-    return sizes, math.prod(sizes)
-
-
-_SIMPLE: Mapping[str, Callable[[bytes], Any]] = {
-    "json": JsonText.of_text,
-    "str": lambda data: data.decode("utf-8", "surrogatepass"),
-    "bytes": lambda data: data,
-    "NoneType": lambda data: None,
-    "bool": lambda data: data == b"True",
-    "int": int,
-    "float": float,
-}

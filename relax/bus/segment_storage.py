@@ -12,11 +12,11 @@ from typing import Any
 
 from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
+from relax.bus.payload import decode
 from relax.bus.segment import (
     SEGMENT_BYTES,
     SegmentWriter,
     StoredCell,
-    decode,
     map_segment,
     needed_bytes,
     segment_path,

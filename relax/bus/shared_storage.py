@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax.bus.cell import num_bytes, thaw
+from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
 from relax.bus.place import Place, SegmentMaps, by_place, place_text
-from relax.bus.row import PlacedCells
+from relax.bus.row import Places
 from relax.bus.segment import (
     MAPPED_BYTES,
     SEGMENT_BYTES,
@@ -48,16 +48,16 @@ class SharedStorage(SegmentStorage):
             return super().get(row, columns)
         read: dict[str, Any] = {}
         for place, names in placed.values():
-            read |= self._maps.read(place, names)
+            read |= self._maps.read(place.segment, place.text, names)
         kept = super().get(row, [name for name in columns if name not in read])
-        return {name: thaw(read[name]) if name in read else kept[name] for name in columns}
+        return {name: read[name] if name in read else kept[name] for name in columns}
 
     def _write(self, writer: SegmentWriter, rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         kept = {row: dict(cells) for row, cells in rows.items()}
         for row, stored in writer.place(rows).items():
-            large = [cell for cell in stored if num_bytes(kept[row][cell.column]) >= MAPPED_BYTES]
+            large = [cell for cell in stored if num_bytes(kept[row][cell[0]]) >= MAPPED_BYTES]
             if large:
-                kept[row] |= dict.fromkeys([cell.column for cell in large], Place(self._number, place_text(large)))
+                kept[row] |= dict.fromkeys([cell[0] for cell in large], Place(self._number, place_text(large)))
         return kept
 
     # --- segments of other processes ---
@@ -75,8 +75,7 @@ class SharedStorage(SegmentStorage):
 
     def resume_segment(self, writer: str, number: int) -> None:
         """`writer` goes on with a segment that it began before this process did. One that is not here any more is passed over."""
-        if self.has_segment(writer, number):
-            self._current[writer] = number
+        pass
 
     def leave_segment(self, writer: str) -> None:
         """`writer` writes no more. Leaving twice is fine."""
@@ -89,24 +88,43 @@ class SharedStorage(SegmentStorage):
 
     def place(self, row: str, batch: tuple[int, int], text: str, columns: Collection[str]) -> None:
         """Keep where cells of a row lie; they were written in `batch` (segment and first byte)."""
-        self._keep(row, batch[0], dict.fromkeys(columns, Place(batch[0], text)))
-        if columns:
-            self._foreign.setdefault(row, {}).update(dict.fromkeys(columns, batch))
+        self._keep(row, batch[0], dict.fromkeys(columns, Place(batch[0], text, batch[1])))
 
     def read(self, segment: int, text: str, column: str) -> Any:
         """A frozen cell at a place. Raises TransportError."""
-        return self._maps.read(Place(segment, text), (column,))[column]
+        return self._maps.read_frozen(segment, text, (column,))[column]
 
-    def locate(self, row: str, columns: Sequence[str]) -> tuple[list[PlacedCells], dict[str, Any]]:
-        """Where the named cells lie, and those that go by themselves. Raises TransportError when the row or a cell is not here."""
+    def locate(self, row: str, columns: Sequence[str], into: Places) -> dict[str, Any]:
+        """Add to `into` where the named cells lie; returns those that lie nowhere. Raises TransportError when one is not here."""
         cells = self._rows.get(row, {})
-        placed = by_place(cells, [name for name in columns if name in cells])
-        found = [
-            PlacedCells(row, place.segment, place.text, () if len(names) == place.num_cells else tuple(names))
-            for place, names in placed.values()
-        ]
-        elsewhere = {name for _, names in placed.values() for name in names}
-        return found, super().get(row, [name for name in columns if name not in elsewhere])
+        rest: list[str] = []
+        placed: dict[int, tuple[Place, list[str]]] = {}
+        for name in columns:
+            place = cells.get(name)
+            if type(place) is not Place:
+                rest.append(name)
+            elif id(place) in placed:
+                placed[id(place)][1].append(name)
+            else:
+                placed[id(place)] = place, [name]
+        for place, names in placed.values():
+            into.rows.append(row)
+            into.segments.append(place.segment)
+            into.texts.append(place.text)
+            into.columns.append([] if len(names) == place.num_cells else names)
+        return super().get(row, rest) if rest or not placed else {}
+
+    def named(self) -> dict[str, dict[str, tuple[int, int]]]:
+        foreign = {number for number, segment in self._segments.items() if segment.writer}
+        return {
+            row: {
+                name: (place.segment, place.batch)
+                for name, place in self._rows[row].items()
+                if type(place) is Place and place.segment in foreign
+            }
+            for row, numbers in self._places.items()
+            if not foreign.isdisjoint(numbers)
+        }
 
     # --- parts and recovery ---
 
@@ -118,4 +136,6 @@ class SharedStorage(SegmentStorage):
 
     def _scanned(self, number: int, mapped: mmap.mmap, cell: StoredCell) -> Any:
         value = super()._scanned(number, mapped, cell)
-        return Place(number, place_text([cell])) if num_bytes(value) >= MAPPED_BYTES else value
+        if not self._segments[number].writer and num_bytes(value) < MAPPED_BYTES:
+            return value
+        return Place(number, place_text([(cell.column, cell.kind, cell.shape, cell.offset)]), cell.batch)

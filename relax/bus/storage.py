@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from relax.bus.cell import freeze, num_bytes, thaw
-from relax.bus.row import PlacedCells
+from relax.bus.row import Places
 from relax.core.column import Column
 from relax.core.error import InvariantError, TransportError
 
@@ -66,7 +66,7 @@ class PlaceStorage(Protocol):
 
     def read(self, segment: int, text: str, column: str) -> Any: ...
 
-    def locate(self, row: str, columns: Sequence[str]) -> tuple[list[PlacedCells], dict[str, Any]]: ...
+    def locate(self, row: str, columns: Sequence[str], into: Places) -> dict[str, Any]: ...
 
 
 @runtime_checkable

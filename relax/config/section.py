@@ -301,9 +301,9 @@ class WeightsSection(Config):
     """How weight versions travel from the trainer to the engines."""
 
     transport: Literal["auto", "memory", "shared", "broadcast", "disk"] = "auto"
-    """`memory`: trainer and engines in one process. `shared`: shared memory of one node. `broadcast`: torch.distributed, in buckets,
-    between nodes. `disk`: safetensors files in the run directory, which every node must see. `auto`: the first of these that
-    reaches every engine."""
+    """`memory`: trainer and engines in one process. `shared`: shared memory of one node. `disk`: safetensors files in the run directory,
+    which every node must see. `auto`: the first of these that reaches an engine. `broadcast`: torch.distributed, in buckets, by ports
+    that ask for no secret."""
     bucket_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(64 << 20)
     """Bytes of one bucket of a broadcast: a number, or a text such as `64MiB`."""
     keep: PositiveInt = 2

@@ -105,7 +105,8 @@ class RayConfig(DeviceConfig):
     hosts: tuple[HostConfig, ...] = ()
     """Roles to put together in one process; each role that is not named here gets its own."""
     resources: dict[str, RoleResources] = Field(default_factory=dict)
-    """What each role asks the cluster for; a role that is not named asks for nothing."""
+    """What each role asks the cluster for; a host can be named too, such as `engine-1`. In a cluster that was joined, who names no
+    node and asks for nothing stays on the node of the launcher."""
     rewards: PositiveInt = 1
     """Replicas of the reward role."""
     restart: RestartSection = Field(default_factory=RestartSection)

@@ -34,6 +34,10 @@ class DeviceTurns:
         """The holder may live already, in another process: nobody has a turn on the device before it joins."""
         self._table.expect(device, holder)
 
+    def give_up(self, holder: str) -> None:
+        """Who was expected does not come."""
+        self._perform(self._table.give_up(holder, self._clock.time()))
+
     def join(self, holder: str, device: str, port: Port, resident: bool = True, holds: bool = False) -> None:
         """A holder lives. `resident`: it has been built on the device; `holds`: it is in the middle of a turn."""
         self._ports[holder] = port
@@ -187,5 +191,7 @@ def shared_device(devices: Mapping[str, str], role: str) -> str | None:
 
 def _entry(devices: Mapping[str, str], role: str) -> str:
     """The entry that speaks of the role: its own, or that of its kind (`engine` for `engine-1`)."""
-    kind, _, number = role.rpartition("-")
-    return kind if role not in devices and number.isdigit() else role
+    name = role
+    while name and name not in devices:
+        name = name.rpartition("-")[0]
+    return name or role

@@ -25,6 +25,14 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """The launcher's node in a cluster that has others: its id, and the IP address by which the others reach it."""
+
+    node: str
+    ip: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostSpec:
     """`entry` is a `module:function` that the process awaits as `function(spec, pulse)`; `spec` is plain JSON.
 
@@ -34,7 +42,7 @@ class HostSpec:
     name: str
     roles: tuple[str, ...]
     entry: str
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold the run's secret
     environment: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
 

@@ -295,9 +295,13 @@ def _import_path() -> list[str]:
     ]
 
 
-def host_resources(config: RayConfig, roles: Iterable[str]) -> tuple[Resources, dict[str, str]]:
-    """What the process of these roles asks for, the sum of what each does, and its environment."""
-    asked = [config.resources[role] for role in roles if role in config.resources]
+def host_resources(config: RayConfig, roles: Iterable[str], host: str = "") -> tuple[Resources, dict[str, str]]:
+    """What the process of these roles asks for, the sum of what each does, and its environment.
+
+    A host that is named itself, such as `engine-1`, asks for what stands there and nothing else.
+    """
+    named = (host,) if host in config.resources else roles
+    asked = [config.resources[name] for name in named if name in config.resources]
     node = next((entry.node for entry in asked if entry.node), "")
     resources = Resources(sum(entry.cpus for entry in asked), sum(entry.gpus for entry in asked), node)
     return resources, {name: value for entry in asked for name, value in entry.env.items()}
@@ -331,6 +335,7 @@ async def build_ray(
     try:
         claim.watch()
         await cluster.open(claim.mark)
+        hosts.home = cluster.home
         async with hosts:
             yield hosts
     finally:

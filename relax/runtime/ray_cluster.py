@@ -14,6 +14,7 @@ import ray._private.worker
 
 from relax.core.error import UserError
 from relax.runtime.compute import ComputeThread
+from relax.runtime.host import Home
 from relax.runtime.place import VARIABLE, RunPlace
 
 OBJECT_STORE_BYTES = 128 << 20
@@ -46,6 +47,8 @@ class RayCluster:
         self.place = place
         self.address = address
         self.node = ""
+        self.home: Home | None = None
+        """This node in a cluster that was joined; None where the cluster is its own, and on this machine."""
         self._thread: ComputeThread | None = None
         self._before: dict[str, str | None] = {}
 
@@ -82,6 +85,8 @@ class RayCluster:
         ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
         # What Ray reads of the environment it read when it was imported.
         ray._private.ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
+        # A SIGTERM is the launcher's to handle (RR6): Ray would write stacks first.
+        ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
         ray._raylet.Config.initialize("")
         ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
         own: dict[str, Any] = {}
@@ -95,10 +100,17 @@ class RayCluster:
             }
         ray.init(self.address or "local", log_to_driver=False, logging_level="error", configure_logging=False, **own)
         context = ray.get_runtime_context()
+        joined = self.address is not None
         self.address, self.node = context.gcs_address, context.get_node_id()
+        if joined:
+            self.home = Home(self.node, _ip_of(self.node))
 
     def _set_environment(self, changes: dict[str, str]) -> None:
         if self.address is None and not os.environ.get("RAY_AUTH_TOKEN"):
             changes["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         self._before = {name: os.environ.get(name) for name in changes}
         os.environ.update(changes)
+
+
+def _ip_of(node: str) -> str:
+    return next(str(entry["NodeManagerAddress"]) for entry in ray.nodes() if entry["NodeID"] == node)

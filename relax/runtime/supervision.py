@@ -13,7 +13,7 @@ from typing import Any
 
 from relax.core.error import TransportError, UserError
 from relax.runtime.clock import LoopClock
-from relax.runtime.host import Exit, HostError, HostLauncher, HostProcess, HostSpec
+from relax.runtime.host import Exit, Home, HostError, HostLauncher, HostProcess, HostSpec
 from relax.runtime.liveness import Beat
 from relax.runtime.supervisor import (
     GiveUp,
@@ -65,6 +65,8 @@ class Supervision:
         on_report: Callable[[Report], None] = lambda report: None,
         on_give_up: Callable[[GiveUp], None] = lambda given_up: None,
     ) -> None:
+        self.home: Home | None = None
+        """This node, where hosts may also be on others; whoever opens the launcher sets it."""
         self._launcher = launcher
         self._state = supervisor or Supervisor()
         self._beat_s = beat_s

@@ -105,6 +105,12 @@ class TurnTable:
         """The holder may be computing on the device, and has not been heard of yet: until it joins nobody else has a turn there."""
         self._devices.setdefault(device, _Device()).missing.add(holder)
 
+    def give_up(self, holder: str, now_s: float) -> list[Instruction]:
+        """Who was expected does not come."""
+        for device in self._devices.values():
+            device.missing.discard(holder)
+        return [instruction for device in self._devices.values() for instruction in self._advance(device, now_s)]
+
     def join(self, holder: str, device: str, resident: bool, now_s: float, *, holds: bool = False) -> list[Instruction]:
         """A holder lives; `resident` says whether it has something on the device. A name can be used once at a time.
 

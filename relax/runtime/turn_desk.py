@@ -7,6 +7,7 @@ nothing before all who may be computing were heard of; one that has lost a conne
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -17,6 +18,9 @@ from relax.runtime.turn_compute import Port
 
 Order: TypeAlias = tuple[int, str, Literal["grant", "end", "refuse", "onload", "offload"], int, str]
 """Number, holder, what, the request that it answers, and a reason where there is one."""
+COME_S = 5.0
+"""How long a process that lives may take to find a new controller; clients try again at least once a second."""
+EARLIER = "holders of an earlier desk"
 Event: TypeAlias = Literal["request", "withdraw", "done", "moved", "failed"]
 
 
@@ -109,6 +113,12 @@ class TurnDesk:
     def __init__(self, turns: DeviceTurns) -> None:
         self.turns = turns
         self._clients: dict[str, _Client] = {}
+
+    def wait_for_the_living(self, devices: Iterable[str], seconds: float = COME_S) -> None:
+        """For a desk whose predecessor died: nothing is granted on these devices before all who hold a turn had time to come."""
+        for device in set(devices):
+            self.turns.expect(device, EARLIER)
+        asyncio.get_running_loop().call_later(seconds, self.turns.give_up, EARLIER)
 
     async def come(self, name: str, epoch: int, standings: tuple[Standing, ...]) -> None:
         """The process `name` has a connection; what it says replaces all that was known of it. Epochs of a process rise."""

@@ -38,7 +38,7 @@ from relax.runtime.table import RUNTIMES
 from relax.services.check import capacity, gate_policy, max_context_tokens, max_rows
 from relax.services.controller import StageBounds
 from relax.services.critic import first_policy_step
-from relax.services.fleet import Fleet
+from relax.services.fleet import Fleet, update_timeouts
 from relax.services.judge import Judges
 from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
@@ -277,6 +277,7 @@ class Assembly:
                 mode=self.config.rollout.on_load,
                 on_live=fleet.on_live,
                 on_failed=fleet.on_failed,
+                timeouts=update_timeouts(self.sharing.is_shared(name)),
             )
             for name, engine in engines.items()
         ]

@@ -3,7 +3,6 @@
 Called by `relax config check` and at the start of `relax train`. Loads no torch.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -147,7 +146,7 @@ DEVICE_ROLES = ("trainer", "engine", "evaluation", "reference", "critic", "teach
 
 def _device_problems(config: RunConfig) -> list[str]:
     devices: dict[str, str] = getattr(config.runtime, "devices", {})
-    unknown = [name for name in devices if re.sub(r"-\d+$", "", name) not in DEVICE_ROLES]
+    unknown = [name for name in devices if name.partition("-")[0] not in DEVICE_ROLES]
     return [
         f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, engine-1, ..."
         for name in unknown

@@ -19,7 +19,7 @@ from relax.services.file import write_whole
 _FILES = frozenset({
     "config.yaml", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "quarantine.jsonl",
     "metrics.jsonl", "samples.jsonl", "timeline.json", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
-    "control.json", "control.token",
+    "control.json", "control.token", "mark",
 })  # fmt: skip
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +31,7 @@ _FOLDERS: Mapping[str, tuple[str, ...]] = {
     "evaluations": ("step-[0-9]*.json", ".step-[0-9]*.json.*"),
     "reference": ("*.safetensors", ".*.safetensors.*"),
     "samples": ("step-[0-9]*.parquet", ".step-[0-9]*.parquet.*"),
+    "weights": ("[0-9]*.json", "[0-9]*.safetensors", ".[0-9]*"),
     "tensorboard": ("*.tfevents.*", "eval/*.tfevents.*"),
 }
 """Every folder that a run makes, and what it writes into it."""
@@ -112,6 +113,11 @@ class RunDirectory:
     def dumps(self) -> Path:
         """Batches of non-finite steps (LO6)."""
         return self.root / "dumps"
+
+    @property
+    def weights(self) -> Path:
+        """Versions for engines that do not share memory with the trainer, while the run runs."""
+        return self.root / "weights"
 
     def reference(self, stage: str) -> Path:
         """The frozen policy that a stage began with."""

@@ -11,7 +11,7 @@ from relax.core.protocol import RolloutEngine
 from relax.core.version import Version
 from relax.engines.router import Router
 from relax.runtime.task import TaskSet
-from relax.weights.updater import EngineUpdater
+from relax.weights.updater import EngineUpdater, Timeouts
 
 
 @dataclass(slots=True)
@@ -55,3 +55,8 @@ class Fleet:
     def _changed(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def update_timeouts(shares_device: bool) -> Timeouts:
+    """Deadlines of an engine's loads. On a shared device a load first waits for the turns of others, each of which ends by DT3."""
+    return Timeouts(load_s=3600.0) if shares_device else Timeouts()

@@ -15,7 +15,7 @@ from relax.services.plan import make_plan
 from relax.services.publisher import Publisher
 from relax.services.reference import open_reference
 from relax.services.roles.evaluation import Evaluation
-from relax.services.site import Control, Hooks
+from relax.services.site import Control, Gauge, Hooks
 from relax.services.snapshot import LocalTrainable, Trainable
 from relax.services.stage import LocalCrew, StageSetup
 from relax.services.teacher import open_teacher
@@ -33,7 +33,7 @@ class LocalTrainer:
     def version(self) -> Version:
         return self.publisher.version
 
-    async def begin(self, stage: int) -> None:
+    async def begin(self, stage: int, initial: bool) -> None:
         await self._assembly.begin_optimizer(stage)
         self.critic = await open_critic(self._assembly, stage)
 
@@ -130,6 +130,10 @@ class LocalSite:
             wrap=assembly.wrap,
             journal=control.journal,
         )
+
+    @property
+    def gauge(self) -> Gauge:
+        return self
 
     async def measure(self) -> Mapping[str, float]:
         return await self._meter.measure()

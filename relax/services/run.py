@@ -166,7 +166,7 @@ class Run:
         """Changes whenever anything happens: an event, or work of a role. A paused run is meant to do nothing."""
         if self._controller.is_paused:
             return (time.monotonic(),)
-        return (self._log.last_number, *self._site.progress())
+        return (self._log.last_number, *self._site.gauge.progress())
 
     def _stall_report(self) -> str:
         events = [f"{event.kind} {dict(event.data)}"[:200] for event in self._log.events()[-10:]]
@@ -315,16 +315,20 @@ class Run:
         if state is not None:
             await trainer.load(state.stage, self._folder)
         if state is None or state.stage != index:
-            await trainer.begin(index)
+            await trainer.begin(index, initial=state is None and index == 0)
         self._state = None
+        earlier = () if self._site.evaluation is None else await self._site.evaluation.available()
         await trainer.first(start, self._incarnation)
+        for version in earlier:
+            if version.number < start:
+                await self._evaluate(version)
         await self._evaluate(trainer.version)
 
     # --- after each step ---
 
     async def _after_step(self, version: Version) -> None:
         step, config, progress = version.number, self._config, self._progress
-        self._projection.measure(step - 1, await self._site.measure())
+        self._projection.measure(step - 1, await self._site.gauge.measure())
         await self._evaluate(version)
         asked, self._checkpoint = self._checkpoint, None
         if asked is not None or step == progress.end or step % config.training.checkpoint.every == 0:
@@ -362,7 +366,7 @@ class Run:
     def _write_status(self, step: int) -> None:
         status: Mapping[str, Json] = {
             **self._controller.status(),
-            **self._site.status(),
+            **self._site.gauge.status(),
             "step": step,
             "end": self._progress.end,
             "account": self._controller.account.counts(),

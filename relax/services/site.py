@@ -4,7 +4,7 @@
 speaks with roles in processes of their own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,8 +49,8 @@ class TrainerSeat(Protocol):
         """The newest version that it has published."""
         ...
 
-    async def begin(self, stage: int) -> None:
-        """Start a stage with a fresh optimizer and schedule."""
+    async def begin(self, stage: int, initial: bool) -> None:
+        """Start a stage with a fresh optimizer and schedule; with `initial` the policy is the one that a run starts from."""
         ...
 
     async def load(self, stage: int, folder: Path) -> None:
@@ -75,8 +75,28 @@ class EvaluationDesk(Protocol):
 
     async def idle(self) -> None: ...
 
+    async def available(self) -> Sequence[Version]:
+        """Earlier versions that can still be evaluated, after an interruption that lost their requests."""
+        ...
+
     async def run(self) -> None:
         """Endless."""
+        ...
+
+
+class Gauge(Protocol):
+    """How the roles fare."""
+
+    async def measure(self) -> Mapping[str, float]:
+        """Rates and counters since the last call."""
+        ...
+
+    def status(self) -> Mapping[str, Json]:
+        """What `status.json` says of the roles."""
+        ...
+
+    def progress(self) -> tuple[float, ...]:
+        """Changes whenever a role works on something."""
         ...
 
 
@@ -92,6 +112,9 @@ class Site(Protocol):
     @property
     def evaluation(self) -> EvaluationDesk | None: ...
 
+    @property
+    def gauge(self) -> Gauge: ...
+
     async def open(self, hooks: Hooks) -> None:
         """Prove that the roles can work here. Raises UserError."""
         ...
@@ -102,18 +125,6 @@ class Site(Protocol):
 
     async def crew(self, control: Control, setup: StageSetup, fresh: bool) -> Crew:
         """Who works in a stage; `fresh` when it begins with this call."""
-        ...
-
-    async def measure(self) -> Mapping[str, float]:
-        """Rates and counters since the last call."""
-        ...
-
-    def status(self) -> Mapping[str, Json]:
-        """What `status.json` says of the roles."""
-        ...
-
-    def progress(self) -> tuple[float, ...]:
-        """Changes whenever a role works on something."""
         ...
 
     async def close(self) -> None:

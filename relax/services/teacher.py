@@ -34,7 +34,9 @@ async def open_teacher(assembly: "Assembly", stage: str) -> tuple[TeacherModel, 
     if node is None:
         raise UserError(f"stage {stage!r} has no teacher: set algorithm.teacher.path to the model to learn from")
     compute = assembly.compute("teacher")
-    return await compute.run(_open, assembly, node), compute
+    backend = await compute.run(_open, assembly, node)
+    assembly.sharing.add("teacher", backend)
+    return backend, compute
 
 
 def _open(assembly: "Assembly", node: TeacherConfig) -> Any:

@@ -128,7 +128,15 @@ class TurnWorld:
         self._devices[holder.device].missing.add(holder.name)
         self.table.expect(holder.device, holder.name)
         holds = holds and self._random.random() < 0.5
+        if not holds and self._random.random() < 0.3:  # it is long dead, and comes as a new one when it was given up
+            self._after(holder, self._draw(MAX_THINK_S), self._give_up)
+            return
         self._after(holder, self._draw(MAX_THINK_S), lambda one: self._born(one, holds))
+
+    def _give_up(self, holder: Holder) -> None:
+        self._devices[holder.device].missing.discard(holder.name)
+        self._perform(self.table.give_up(holder.name, self.timeline.now))
+        self._after(holder, self._draw(MAX_THINK_S), self._born)
 
     def _born(self, holder: Holder, holds: bool = False) -> None:
         truth, is_resident = self._devices[holder.device], holds or self._random.random() < 0.5

@@ -12,7 +12,7 @@ from typing import Protocol
 from relax.core.batch import Measure
 from relax.core.version import Version
 from relax.weights.catalog import Catalog, Deletion, Entry
-from relax.weights.folder import VersionFolder
+from relax.weights.folder import Scan
 
 
 class CatalogAccess(Protocol):
@@ -27,13 +27,20 @@ class CatalogAccess(Protocol):
     async def reattach(self, holder: str, versions: Sequence[Version]) -> tuple[Version, ...]: ...
 
 
+class Folder(Protocol):
+    """Where versions lie: a `VersionFolder`, or a `Mirror` of two."""
+
+    def scan(self) -> Scan: ...
+    def delete(self, deletion: Deletion) -> None: ...
+
+
 class CatalogService:
     """Deletes in `folder` (None: whoever keeps the tensors asks `versions`).
 
     After `restore` nothing is deleted for `grace_s` seconds: holders that live on say so by `reattach` meanwhile.
     """
 
-    def __init__(self, catalog: Catalog, folder: VersionFolder | None = None, grace_s: float = 30.0) -> None:
+    def __init__(self, catalog: Catalog, folder: Folder | None = None, grace_s: float = 30.0) -> None:
         self._catalog = catalog
         self._folder = folder
         self._grace_s = grace_s

@@ -29,10 +29,10 @@ REACH = ("process", "node", "anywhere")
 TRANSPORTS: Mapping[str, Transport] = {
     "memory": Transport("relax.weights.store:WeightStore", "relax.weights.store:WeightStore", "process"),
     "shared": Transport("relax.weights.shared:SharedWriter", "relax.weights.shared:SharedReader", "node"),
-    "broadcast": Transport(None, "relax.weights.broadcast:BroadcastReader", "anywhere"),
     "disk": Transport("relax.weights.disk:DiskWriter", "relax.weights.disk:DiskReader", "anywhere"),
+    "broadcast": Transport(None, "relax.weights.broadcast:BroadcastReader", "anywhere"),
 }
-"""`auto` takes the first that reaches far enough."""
+"""`auto` takes the first that reaches far enough: a broadcast, whose ports ask nobody for a secret (SE1), only when it is asked for."""
 
 
 def choose_transport(name: str = "auto", *, same_process: bool, same_node: bool) -> str:

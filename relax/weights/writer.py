@@ -63,6 +63,9 @@ class FolderWriter:
                 await self._catalog.announce(stored.entry)
         self._newest = scan.stored[-1] if scan.stored else None
         self.latest = None if self._newest is None else self._newest.manifest.version
+        if known and (self.latest is None or known[-1] > self.latest):
+            # Published from another node, into another folder: this one has no tensors that an alias could share.
+            self._newest, self.latest = None, known[-1]
         return self.latest
 
     async def publish(self, version: Version, tensors: Mapping[str, Tensor], probe: Probe | None = None) -> Manifest:

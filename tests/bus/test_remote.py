@@ -12,7 +12,7 @@ import pytest
 
 from relax.bus.index import BusIndex
 from relax.bus.log import MemoryLog
-from relax.bus.place import Place, SegmentGoneError, SegmentMaps
+from relax.bus.place import SegmentGoneError, SegmentMaps
 from relax.bus.queue import TransferQueue
 from relax.bus.remote import LeaseAccess, QueueAccess, RemoteQueue
 from relax.bus.row import AckedError, Receipt, RowPut, Subscription
@@ -139,6 +139,25 @@ async def test_rule_tq6_every_kind_of_cell_crosses_exactly_and_read_only(tmp_pat
     assert same((await world.queue.fetch(receipt, list(ALL))).cells[f"{group}/0/2"], {k: large[k] for k in ALL})
 
 
+async def test_rule_tq6_rows_that_do_not_fit_into_one_message_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = inline(COLUMNS, ManualClock())
+    writer, reader = world.faces
+    await begin(world, ROLLOUT, Subscription("reward", Table.trajectory, ("prompt", "token_ids"), lease_s=10), groups=3)
+    for _ in range(3):
+        receipt = await writer.take("rollout", "w")
+        await writer.put([trajectory(receipt.ids[0], sibling, 100) for sibling in range(2)], receipt.lease)
+    receipt = await reader.take("reward", "r", max_rows=6)
+    whole = await world.queue.fetch(receipt)
+    for limit, calls in ((10_000, 1), (900, 3), (1, 6)):
+        monkeypatch.setattr("relax.bus.queue.PART_BYTES", limit)
+        world.access.calls.clear()
+        fetched = await reader.fetch(receipt)
+        assert world.access.calls == ["fetch_part"] * calls
+        assert (fetched.ids, same(fetched.cells, whole.cells)) == (whole.ids, True)
+    await world.queue.end(group_id(1))
+    assert (await reader.fetch(receipt)).ids == tuple(row for row in receipt.ids if not row.startswith("g000001"))
+
+
 async def test_rule_tq8_cells_of_a_put_do_not_pass_through_the_index(tmp_path: Path) -> None:
     world = make(tmp_path)
     writer, reader = world.faces
@@ -185,9 +204,9 @@ async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(tmp_pa
     world = make(tmp_path)
     await begin(world)
     with pytest.raises(TransportError, match=r"rows-00000001.arrow does not hold"):
-        SegmentMaps(tmp_path).read(Place(1, text))
+        SegmentMaps(tmp_path).read(1, text)
     with pytest.raises(SegmentGoneError, match=r"rows-00000009.arrow cannot be mapped"):
-        SegmentMaps(tmp_path).read(Place(9, text))
+        SegmentMaps(tmp_path).read(9, text)
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------
@@ -282,7 +301,7 @@ async def test_rule_tq2_a_lease_that_was_on_its_way_to_a_cancelled_take_goes_bac
     (group,) = await begin(world)
 
     class Slow:
-        async def take(self, *args: Any) -> Receipt:
+        async def take_located(self, *args: Any) -> Receipt:
             await world.queue.take(*args)
             return await asyncio.Future()
 
@@ -560,5 +579,5 @@ async def test_rule_tq10_a_step_cell_that_is_written_again_elsewhere_comes_back_
 
 def test_the_queue_has_every_verb_that_a_remote_queue_asks_for() -> None:
     asked = {name for protocol in (LeaseAccess, QueueAccess) for name in vars(protocol) if not name.startswith("_")}
-    assert asked >= {"take", "commit", "locate", "reattach"}
+    assert asked >= {"take", "commit", "locate", "fetch_part", "reattach"}
     assert all(asyncio.iscoroutinefunction(getattr(TransferQueue, name)) for name in asked)

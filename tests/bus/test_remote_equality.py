@@ -85,6 +85,7 @@ class Schedule:
         taken = await self.tell("take", lambda world: world.faces[face].take(consumer, holder, rows, 0))
         if isinstance(taken, Receipt):
             self.receipts.append((face, taken))
+            await self.tell("fetch", lambda world: self._fetched(world.faces[face], taken, None))
 
     def some_lease(self) -> tuple[int, Receipt] | None:
         return self.random.choice(self.receipts[-4:]) if self.receipts else None

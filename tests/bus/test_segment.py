@@ -1,7 +1,10 @@
 """Segments: cells as they were, or nothing; a torn or damaged batch is never read and takes nothing before it along (TQ6, TQ8)."""
 
+import errno
 import gc
 import multiprocessing
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from relax.bus.cell import JsonText
-from relax.bus.segment import SegmentWriter, needed_bytes, read_segment
+from relax.bus.payload import decode
+from relax.bus.segment import SegmentWriter, map_segment, needed_bytes, read_segment
 from relax.core.error import UserError
 from tests.bus.tearing import Disk, same, until_refused
 
@@ -240,6 +244,84 @@ def test_a_full_disk_is_one_error_and_what_it_left_is_written_over(tmp_path: Pat
 def test_a_disk_that_takes_no_new_file_is_the_same_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
         SegmentWriter(tmp_path / "a", Disk(0).open)
+
+
+# --- large batches, whose checksum is computed while they are written ---------------------------------------------------
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    f"g000001/{n}": {
+        "ints": np.arange(n, n + 30_001, dtype=np.int32),
+        "odd": np.full(7 + n, n, np.int8),
+        "text": "é" * n,
+    }
+    for n in range(40)
+}
+
+
+def test_rule_tq6_a_large_batch_is_read_back_exactly_and_so_is_what_follows(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    puts = [PUTS[0], LARGE, PUTS[1], LARGE, PUTS[2]]
+    write(path, puts, 1 << 24)
+    assert equal(list(read_segment(path)), flat(puts))
+
+
+def test_rule_tq6_the_places_of_a_large_batch_are_where_its_cells_are(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path / "a", size=1 << 24)
+    for rows in (PUTS[1], LARGE, PUTS[0]):
+        mapped = map_segment(tmp_path / "a")
+        for row, cells in writer.place(rows).items():
+            for name, kind, shape, offset in cells:
+                assert same(decode(mapped, kind, shape, offset), rows[row][name]), (row, name)
+    writer.close()
+
+
+def test_rule_rr3_a_large_batch_without_its_head_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the data and the head, and one in the middle of the data."""
+    path = tmp_path / "a"
+    writer = SegmentWriter(path, size=1 << 24)
+    writer.put(PUTS[0])
+    monkeypatch.setattr(writer, "_append", lambda parts, size: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.put(LARGE)
+    assert equal(list(read_segment(path)), flat(PUTS[:1]))
+    monkeypatch.undo()
+    writer.put(LARGE)
+    whole = path.read_bytes()
+    for place in range(len(whole) - 1000, 0, -(len(whole) // 50)):
+        path.write_bytes(whole[:place] + bytes(4096) + whole[place + 4096 :])
+        assert len(list(read_segment(path))) in (2, 2 + len(flat([LARGE])), 0)
+    path.write_bytes(whole)
+    writer.close()
+
+
+def test_a_large_batch_that_the_disk_takes_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, parts: real(file, [memoryview(parts[0]).cast("B")[:100]]))
+    write(path, [PUTS[0], LARGE, PUTS[1]], 1 << 24)
+    assert equal(list(read_segment(path)), flat([PUTS[0], LARGE, PUTS[1]]))
+
+
+def test_a_large_batch_that_a_full_disk_refuses_is_one_error_and_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    writer = SegmentWriter(path, size=1 << 24)
+    writer.put(PUTS[0])
+
+    def full(file: int, parts: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(UserError, match="cannot write the journal"):
+        writer.put(LARGE)
+    monkeypatch.undo()
+    for rows in (PUTS[1], LARGE):
+        writer.put(rows)
+    writer.close()
+    assert equal(list(read_segment(path)), flat([PUTS[0], PUTS[1], LARGE]))
+    assert "checksum" not in {thread.name for thread in threading.enumerate()}
 
 
 @given(

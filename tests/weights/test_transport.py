@@ -12,7 +12,7 @@ from relax.weights.transport import TRANSPORTS, build_transport, choose_transpor
     [
         ("auto", True, True, "memory"),
         ("auto", False, True, "shared"),
-        ("auto", False, False, "broadcast"),
+        ("auto", False, False, "disk"),
         ("memory", True, True, "memory"),
         ("shared", True, True, "shared"),
         ("shared", False, True, "shared"),
@@ -30,8 +30,8 @@ def test_the_nearest_transport_that_reaches_is_chosen(
 @pytest.mark.parametrize(
     ("name", "same_node", "message"),
     [
-        ("memory", True, "is memory, but an engine is in another process .* auto or shared, broadcast, disk"),
-        ("memory", False, "on another node .* auto or broadcast, disk"),
+        ("memory", True, "is memory, but an engine is in another process .* auto or shared, disk, broadcast"),
+        ("memory", False, "on another node .* auto or disk, broadcast"),
         ("shared", False, "is shared, but an engine is on another node"),
         ("pigeon", True, "use auto or one of memory"),
     ],

@@ -17,9 +17,11 @@ from relax.config.load import load_config
 from relax.core.error import InvariantError, RelaxError, TransportError, UserError
 from relax.core.message import Json
 from relax.runtime.clock import LoopClock
+from relax.runtime.device import DeviceTurns
 from relax.runtime.liveness import Pulse
 from relax.runtime.place import RunPlace
 from relax.runtime.task import TaskSet
+from relax.runtime.turn_desk import TurnDesk
 from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import Caller, WireServer
 from relax.services.assembly import Assembly
@@ -32,13 +34,11 @@ from relax.services.directory import RunDirectory
 from relax.services.remote.control import Orders, RunControl
 from relax.services.remote.feed import Feed
 from relax.services.remote.host import RoleSpec
+from relax.services.remote.reach import FRAME_BYTES, find_reach
 from relax.services.remote.site import RemoteSite
 from relax.services.remote.trainer import RoleLostError
+from relax.services.remote.weight import WeightDesk
 from relax.services.run import Run
-from relax.weights.catalog import Catalog
-from relax.weights.folder import VersionFolder
-from relax.weights.service import CatalogService
-from relax.weights.shared import SharedReader
 
 _report = logging.getLogger(__name__)
 
@@ -50,9 +50,11 @@ class ControllerProcess:
         self._spec = spec
         self._directory = RunDirectory(Path(spec.run))
         self._config = load_config([self._directory.config])
-        self._place = RunPlace(spec.run_id)
+        self._weights = WeightDesk(self._config.weights, RunPlace(spec.run_id), self._directory, spec.control)
         self._feed = Feed(spec.incarnation << 40)
-        self._server = WireServer({"control": self, "feed": self._feed}, spec.secret, on_gone=self._gone)
+        self._turns = TurnDesk(DeviceTurns(LoopClock(), self._config.runtime.min_turn_s))  # type: ignore[attr-defined]
+        targets = {"control": self, "feed": self._feed, "turns": self._turns, **self._weights.targets}
+        self._server = WireServer(targets, spec.secret, on_gone=self._gone, max_frame_bytes=FRAME_BYTES)
         self._run: Run | None = None
         self._site: RemoteSite | None = None
         self._attempts = 0
@@ -91,10 +93,11 @@ class ControllerProcess:
 
     async def execute(self) -> dict[str, Json]:
         self._ended = asyncio.get_running_loop().create_future()
+        if self._spec.incarnation > 1:
+            self._turns.wait_for_the_living(self._config.runtime.devices.values())  # type: ignore[attr-defined]
         async with AsyncExitStack() as stack:
-            folder = VersionFolder(self._place.shm_folder / "weights", SharedReader.suffix)
-            self._catalog = CatalogService(Catalog(self._config.weights.keep), folder)
-            await self._catalog.restore()
+            await self._weights.catalog.restore()
+            stack.push_async_callback(self._weights.close)
             stack.push_async_callback(self._server.close)
             operator = Operator(self._control)
             server = ControlServer(build_application(operator), self._config.run.control, self._directory)
@@ -158,11 +161,12 @@ class ControllerProcess:
             directory,
             self._server,
             self._spec.control,
-            self._catalog,
+            self._weights.catalog,
             lambda address: WireClient(address, "controller", self._spec.secret),
             keep_leases,
             first_revision=(self._spec.incarnation << 40) + (self._attempts << 24),
             views=lambda: self._control.views,
+            turns=self._turns.turns.measures,
         )
         return self._site
 
@@ -177,7 +181,13 @@ async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Js
     What starting again cannot mend is returned as well, as `error` and `kind`; other errors come out, and the supervisor starts
     the next controller.
     """
-    process = ControllerProcess(RoleSpec.from_json(value))
+    spec = RoleSpec.from_json(value)
+    if not (await find_reach(spec.run, spec.run_id, spec.meeting)).is_near:
+        raise UserError(
+            "the controller runs on the node of the launcher, and found none of its shared memory; take node out of"
+            " runtime.resources.controller, or start relax train on that node, in the same container as its Ray"
+        )
+    process = ControllerProcess(spec)
     pulse.ready()
     pulse.of("controller").waits("events")
     try:

@@ -14,13 +14,13 @@ from relax.core.version import Version
 from relax.engines.router import Router
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
-from relax.services.fleet import Fleet
+from relax.services.fleet import Fleet, update_timeouts
 from relax.services.fleet_registry import EngineEntry
 from relax.services.places import Places
 from relax.services.remote.host import Host
+from relax.services.remote.weight import weight_reader
 from relax.services.router_follower import RouterFollower
 from relax.weights.service import follow
-from relax.weights.shared import SharedReader
 from relax.weights.updater import EngineUpdater
 
 
@@ -35,14 +35,14 @@ class EngineSeat:
         host, assembly, name = self._host, self._host.assembly, self._name
         host.busy("loading the model", "engine")
         engine = assembly.engine(name)
-        reader = SharedReader(host.place.shm_folder / "weights", host.client.proxy("weights"), name)
         self._updater = EngineUpdater(
             name,
             engine,
-            reader,
+            weight_reader(host),
             mode=host.config.rollout.on_load,
             on_live=self._on_live,
             on_failed=self._on_failed,
+            timeouts=update_timeouts(assembly.sharing.is_shared(name)),
         )
         assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
         self._service = EngineService(engine)

@@ -6,20 +6,21 @@ The controller holds the version of every request that waits (WS7); a request th
 from dataclasses import dataclass
 from typing import NoReturn
 
+from relax.core.protocol import WeightReader
 from relax.core.version import Version
 from relax.core.weight import Manifest, WeightSet
 from relax.runtime.task import TaskSet
 from relax.services.remote.host import Host
 from relax.services.remote.site import EVALUATIONS
+from relax.services.remote.weight import weight_reader
 from relax.services.roles.evaluation import Evaluation, EvaluationResult
-from relax.weights.shared import SharedReader
 
 
 @dataclass(slots=True)
 class HeldVersions:
     """What `Evaluation` asks of a weight store; the controller pins."""
 
-    reader: SharedReader
+    reader: WeightReader
     _manifest: Manifest | None = None
 
     async def fetch(self, version: Version) -> WeightSet:
@@ -46,7 +47,7 @@ async def evaluate_forever(host: Host) -> NoReturn:
     engine = assembly.engine("evaluation")
     evaluation = Evaluation(
         engine,
-        HeldVersions(SharedReader(host.place.shm_folder / "weights", host.client.proxy("weights"), host.spec.host)),
+        HeldVersions(weight_reader(host)),
         assembly.renderer,
         assembly.tasks,
         assembly.evaluation_sets(),

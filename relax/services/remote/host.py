@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from relax.core.error import TransportError
 from relax.core.protocol import Generate
 from relax.data.quarantine import Quarantine
 from relax.engines.router import Router
+from relax.runtime.device import SharedDevices
 from relax.runtime.liveness import Pulse
 from relax.runtime.place import RunPlace
 from relax.runtime.task import TaskSet
+from relax.runtime.turn_desk import TurnLink
 from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import WireServer
 from relax.services.assembly import Assembly
@@ -30,6 +33,7 @@ from relax.services.directory import RunDirectory
 from relax.services.meter import Meter
 from relax.services.places import Places
 from relax.services.remote.desk import Arrival, StageNotice
+from relax.services.remote.reach import FRAME_BYTES, Meeting, Reach, find_reach
 from relax.services.signal import Signal
 from relax.services.stage import RoleParts, StageSetup, start_role
 
@@ -50,12 +54,19 @@ class RoleSpec:
     roles: tuple[str, ...]
     incarnation: int
     control: str
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
+    run_mark: str = ""
+    node_mark: str = ""
+    """What `reach` looks for in the run directory and in shared memory; empty: all hosts are on one machine."""
     resume: bool = False
     """For the controller: go on from the directory."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RoleSpec.__dataclass_fields__} | {"roles": list(self.roles)}
+
+    @property
+    def meeting(self) -> Meeting:
+        return Meeting(self.control, self.secret, self.run_mark, self.node_mark)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "RoleSpec":
@@ -75,6 +86,7 @@ class Host:
     client: WireClient
     holders: tuple[str, ...] = ()
     address: str = ""
+    reach: Reach = field(default_factory=Reach)
     pulse: Pulse = field(default_factory=Pulse)
     version: Callable[[], object] = lambda: None
     stage: int = -1
@@ -87,6 +99,11 @@ class Host:
     places: Places | None = None
     on_arrival: list[Callable[[WireClient], Awaitable[None]]] = field(default_factory=list)
     _meter: Meter | None = None
+
+    @cached_property
+    def turns(self) -> TurnLink:
+        """Where roles of this process ask for a device that they share with others."""
+        return TurnLink(self.spec.host, self.client.proxy("turns"))
 
     async def arrive(self, client: WireClient) -> None:
         """The handshake of every connection with the controller."""
@@ -105,7 +122,8 @@ class Host:
 
     def access(self, stage: int) -> tuple[RemoteQueue, Any]:
         """Bus and controller of a stage."""
-        queue = RemoteQueue(self.client.proxy(f"bus-{stage}"), COLUMNS, self.directory.journal, self.spec.host)
+        journal = self.directory.journal if self.reach.is_near else None  # it is mapped: cells go in calls elsewhere
+        queue = RemoteQueue(self.client.proxy(f"bus-{stage}"), COLUMNS, journal, self.spec.host)
         return queue, self.client.proxy(f"controller-{stage}")
 
     def join(self, stage: int) -> tuple[RemoteQueue, Any]:
@@ -161,6 +179,7 @@ async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
         host = await open_host(spec, pulse, stack)
         async with TaskSet(f"host {spec.host}") as tasks:
             tasks.start("beat", host.beat(BEAT_S), endless=True)
+            tasks.start("device turns", host.turns.run(), endless=True)
             stage_roles = [role for role in spec.roles if role not in STANDING]
             for role in spec.roles:
                 if role in STANDING or role in PREPARING:
@@ -173,18 +192,28 @@ async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
 
 async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host:
     """Everything that roles share, and a server for those that are called."""
+    reach = await find_reach(spec.run, spec.run_id, spec.meeting)
     directory = RunDirectory(Path(spec.run))
     config = load_config([directory.config])
     place = RunPlace(spec.run_id)
     assembly = Assembly(config, Quarantine(directory.quarantine), owns_policy="trainer" in spec.roles)
     stack.push_async_callback(assembly.close)
-    server = WireServer({}, spec.secret)
+    server = WireServer({}, spec.secret, max_frame_bytes=FRAME_BYTES)
     stack.push_async_callback(server.close)
-    client = WireClient(spec.control, spec.host, spec.secret, patient=True, on_connect=lambda link: host.arrive(link))
+    client = WireClient(
+        spec.control,
+        spec.host,
+        spec.secret,
+        patient=True,
+        on_connect=lambda link: host.arrive(link),
+        max_frame_bytes=FRAME_BYTES,
+    )
     stack.push_async_callback(client.close)
-    host = Host(spec, config, directory, place, assembly, server, client, pulse=pulse)
+    host = Host(spec, config, directory, place, assembly, server, client, reach=reach, pulse=pulse)
+    assembly.sharing = SharedDevices(config.runtime.devices, host.turns, apart=True)  # type: ignore[attr-defined]
+    host.on_arrival.append(lambda link: host.turns.arrive(link.proxy("turns")))
     host.holders = tuple(holder for role in spec.roles for holder in HOLDERS.get(role, lambda name: ())(spec.host))
-    host.address = await server.start(f"unix:{place.socket_folder}/{spec.host}-{spec.incarnation}.sock")
+    host.address = await server.start(reach.address(place, f"{spec.host}-{spec.incarnation}"))
     return host
 
 
@@ -243,7 +272,9 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
     assembly = host.assembly
     bus, controller = host.join(notice.index)
     for holder in host.holders:
-        await host.client.call(f"bus-{notice.index}", "reattach", holder, ())  # what an earlier stay left held goes back
+        await host.client.call(
+            f"bus-{notice.index}", "reattach", holder, ()
+        )  # what an earlier stay left held goes back
     reference = None
     if "reference" in roles:
         from relax.services.reference import bind_reference
@@ -271,19 +302,19 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
 
 async def start_trainer(host: Host, tasks: TaskSet) -> None:
     from relax.services.remote.trainer import HOOK, TrainerService
-    from relax.weights.shared import SharedWriter
+    from relax.services.remote.weight import weight_writer
 
-    store = SharedWriter(
-        host.place.shm_folder / "weights",
-        host.client.proxy("weights"),
-        host.config.model.dtype,
-        host.assembly.compute("weights"),
-    )
     service = TrainerService(
-        host.assembly, host.directory, store, host.client.proxy(HOOK), host.access, host.pulse.of("trainer")
+        host.assembly,
+        host.directory,
+        weight_writer(host),
+        host.client.proxy(HOOK),
+        host.access,
+        host.pulse.of("trainer"),
     )
     host.server.serve("trainer", service)
     host.version = lambda: service.version
+    tasks.start("worn out", service.worn_out(), endless=True)
     tasks.start("arrive", _stay(host), endless=True)
 
 

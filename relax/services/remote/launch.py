@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
 from relax.runtime.config import RayConfig
-from relax.runtime.host import HostError, HostSpec
+from relax.runtime.host import Home, HostError, HostSpec
 from relax.runtime.place import RunPlace, run_id_of
 from relax.runtime.supervision import HostView, Supervision
 from relax.runtime.supervisor import GiveUp, Report
@@ -26,6 +27,7 @@ from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.control import Orders
 from relax.services.remote.feed import pass_on
 from relax.services.remote.host import RoleSpec
+from relax.services.remote.reach import Meeting, clear_weights, meeting
 
 _report = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class RemoteRun:
         self._build: Build = build or RUNTIMES.component(config.runtime.type)
         self._place = RunPlace(run_id_of(directory.root))
         self._supervision: Supervision | None = None
+        self._home: Home | None = None
+        self._meeting = Meeting("")
         self._client: WireClient | None = None
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
@@ -65,12 +69,15 @@ class RemoteRun:
         assert isinstance(runtime, RayConfig)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._hub.close)
+            await clear_weights(self._directory)
+            stack.push_async_callback(clear_weights, self._directory)
             hosts = await stack.enter_async_context(
                 self._build(runtime, self._directory.root, on_report=self._told, on_give_up=self._gave_up)
             )
             self._supervision = hosts
-            self._address = f"unix:{self._place.socket('control')}"
-            self._client = WireClient(self._address, "launcher", patient=True)
+            self._home = hosts.home
+            self._meeting = await stack.enter_async_context(meeting(hosts.home, self._place, self._directory))
+            self._client = WireClient(self._meeting.control, "launcher", self._meeting.secret, patient=True)
             stack.push_async_callback(self._client.close)
             hosts.want(self._hosts(runtime))
             async with TaskSet("launcher") as tasks:
@@ -124,12 +131,26 @@ class RemoteRun:
 
     def _host(self, name: str, roles: tuple[str, ...], runtime: RayConfig) -> HostSpec:
         entry = "controller:run_controller" if CONTROLLER in roles else "host:run_host"
+        met = self._meeting
         spec = RoleSpec(
-            str(self._directory.root.resolve()), self._place.run_id, name, roles, 0, self._address, None, self._resume
+            str(self._directory.root.resolve()),
+            self._place.run_id,
+            name,
+            roles,
+            0,
+            met.control,
+            met.secret,
+            met.run_mark,
+            met.node_mark,
+            self._resume,
         )
         from relax.runtime.ray import host_resources
 
-        resources, environment = host_resources(runtime, roles)
+        resources, environment = host_resources(runtime, roles, name)
+        asks = resources.node or ((resources.cpus or resources.gpus) and CONTROLLER not in roles)
+        if self._home is not None and not asks:
+            # The controller meets its hosts at one address; and Ray would put a host that asks for nothing anywhere.
+            resources = replace(resources, node=self._home.node)
         return HostSpec(
             name,
             roles,

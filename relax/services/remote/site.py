@@ -31,7 +31,7 @@ from relax.services.remote.desk import Desk, StageNotice
 from relax.services.remote.role import role_rows
 from relax.services.remote.trainer import HOOK, RemoteTrainer
 from relax.services.roles.evaluation import EvaluationRequest, EvaluationResult
-from relax.services.site import Control, Hooks
+from relax.services.site import Control, Gauge, Hooks
 from relax.services.stage import StageSetup, rollout_lease_s
 from relax.weights.service import CatalogService
 
@@ -72,6 +72,9 @@ class RemoteEvaluation:
 
     async def idle(self) -> None:
         await self._desk.changed.wait_for(lambda: not self._requests)  # no deadline: as in `request`
+
+    async def available(self) -> Sequence[Version]:
+        return await self._catalog.versions()
 
     async def run(self) -> None:
         """Endless: the work is done elsewhere."""
@@ -148,6 +151,8 @@ class RemoteSite:
     keep_leases: bool = False
     first_revision: int = 0
     views: Callable[[], Sequence[Mapping[str, Json]]] = tuple
+    turns: Callable[[], Mapping[str, float]] = dict
+    """What turns on shared devices have cost."""
     desk: Desk = field(default_factory=Desk)
     evaluation: RemoteEvaluation | None = None
     on_fleet: Callable[[], None] = lambda: None
@@ -193,10 +198,14 @@ class RemoteSite:
             control.continues,
         )
 
+    @property
+    def gauge(self) -> Gauge:
+        return self
+
     async def measure(self) -> Mapping[str, float]:
         now = time.monotonic()
         elapsed, self._measured_s = now - self._measured_s, now
-        return {**self.desk.counters(), "step/seconds": elapsed}
+        return {**self.desk.counters(), **self.turns(), "step/seconds": elapsed}
 
     def status(self) -> Mapping[str, Json]:
         rows = [row for view in self.views() for row in role_rows(view)]

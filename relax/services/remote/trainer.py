@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from relax.core.error import InvariantError, RelaxError
 from relax.core.protocol import Captured, Compute
@@ -55,11 +55,22 @@ class TrainerService:
         self._store, self._hooks = store, hooks
         self._captured: Captured | None = None
         self._publisher: Publisher | None = None
+        self._has_trained = False
+        self._worn_out = asyncio.Event()
         self._pulse = pulse
         pulse.waits("the controller")
 
-    async def begin(self, stage: int) -> None:
+    async def begin(self, stage: int, initial: bool) -> None:
+        """A process that has trained already is not what a run starts from: it ends, and the next one is."""
+        if initial and self._has_trained:
+            self._worn_out.set()
+            await asyncio.Event().wait()  # no deadline: the end of this process ends the call
         await self._assembly.begin_optimizer(stage)
+
+    async def worn_out(self) -> NoReturn:
+        """Endless, as long as this process can be used."""
+        await self._worn_out.wait()
+        raise RoleLostError("the run begins anew, and this trainer has trained already")
 
     async def load(self, stage: int, folder: str) -> None:
         self._pulse.busy(f"loading {Path(folder).parent.name}")
@@ -88,7 +99,7 @@ class TrainerService:
         """The steps of a stage. Every step ends with calls of `before_step` and `after_step`."""
         if self._publisher is None:
             raise InvariantError("RR2", "the trainer was told to train before it had published a first version")
-        assembly = self._assembly
+        assembly, self._has_trained = self._assembly, True
         setup = assembly.stage(notice.index, notice.first, notice.end)
         bus, controller = self._access(notice.index)
         self._pulse.busy(f"with stage {setup.bounds.name}")
@@ -138,8 +149,8 @@ class RemoteTrainer:
         self._published = False
         self.is_closed = False
 
-    async def begin(self, stage: int) -> None:
-        await self.call("begin", stage)
+    async def begin(self, stage: int, initial: bool) -> None:
+        await self.call("begin", stage, initial)
 
     async def load(self, stage: int, folder: Path) -> None:
         await self.call("load", stage, str(folder))

@@ -98,6 +98,10 @@ class Evaluation:
         """Return once every request has been reported. A failure of the role ends the run, and with it this wait."""
         await self._requests.join()
 
+    async def available(self) -> Sequence[Version]:
+        """None: whatever was published before this process is gone."""
+        return ()
+
     async def run(self) -> None:
         """Endless."""
         while True:
