@@ -284,7 +284,7 @@ def main() -> None:
         if arguments.only != "emulated":
             directory = (arguments.keep or Path(temporary)).resolve()
             directory.mkdir(parents=True, exist_ok=True)
-            bench = Bench(directory, arguments.steps, 16, 300, 600, 5, DOTS)
+            bench = Bench(directory, arguments.steps, 16, 400, 600, 5, DOTS)
             if arguments.quick:
                 bench = Bench(directory, WARM_STEPS + 4, 4, 20, 32, 1, DOTS)
             cores = len(os.sched_getaffinity(0))

@@ -75,7 +75,8 @@ class SharedStorage(SegmentStorage):
 
     def resume_segment(self, writer: str, number: int) -> None:
         """`writer` goes on with a segment that it began before this process did. One that is not here any more is passed over."""
-        pass
+        if self.has_segment(writer, number):
+            self._current[writer] = number
 
     def leave_segment(self, writer: str) -> None:
         """`writer` writes no more. Leaving twice is fine."""

@@ -14,6 +14,7 @@ from relax.core.error import InvariantError
 from relax.core.seed import derive_seed
 from relax.runtime.codec import decode, encode
 from relax.runtime.config import LocalConfig
+from relax.runtime.turn_compute import refuse_inside_turn
 
 
 class LocalLauncher:
@@ -76,6 +77,7 @@ class LocalHandle:
 
     async def _call_strictly(self, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         assert self._delivery is not None
+        refuse_inside_turn(f"{self.role}.{getattr(function, '__name__', 'a call')}")
         sent_args, sent_kwargs = decode(encode((args, kwargs)))
         await self._delivery.turn()
         try:

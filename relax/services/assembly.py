@@ -31,6 +31,7 @@ from relax.model.source import ModelOrigin, model_folder
 from relax.model.vocabulary import Vocabulary, read_vocabulary
 from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
+from relax.runtime.config import LocalConfig
 from relax.runtime.device import DeviceTurns, SharedDevices
 from relax.runtime.local import LocalLauncher
 from relax.runtime.pool import build_pool
@@ -127,9 +128,10 @@ class Assembly:
 
     @cached_property
     def _launcher(self) -> LocalLauncher:
-        launcher: LocalLauncher = RUNTIMES.component(self.config.runtime.type)(
-            self.config.runtime, seed=self.config.run.seed
-        )
+        runtime = self.config.runtime
+        if not isinstance(runtime, LocalConfig):
+            return LocalLauncher()  # roles of one host meet as plain objects, on every runtime
+        launcher: LocalLauncher = RUNTIMES.component(runtime.type)(runtime, seed=self.config.run.seed)
         return launcher
 
     def wrap(self, name: str, target: object) -> object:

@@ -536,27 +536,28 @@ async def test_rule_tq8_a_missing_segment_is_named(tmp_path: Path) -> None:
 async def test_rule_tq8_a_writer_goes_on_with_its_segment_after_the_index_restarted(tmp_path: Path) -> None:
     world = make(tmp_path)
     writer, reader = world.faces
-    (group,) = await begin(world)
-    lease = (await writer.take("rollout", "w")).lease
-    await writer.put([trajectory(group, 0, 300)], lease)
+    gone, group = await begin(world, groups=2)
+    leases = [(await writer.take("rollout", "w")).lease for _ in "ab"]
+    await writer.put([trajectory(gone, 0, 300)], leases[0])
     own = writer._own.number
     again = await restarted(world, tmp_path)
     again.queue._index.release_all("ended", lambda holder: True, 0.0)
     storage: Any = again.storage
     await writer.reattach()
-    assert writer.held == {lease}
+    assert writer.held == set(leases)
+    await again.queue.end(gone)
     for _ in range(3):
         storage.prune(storage.rotate())
-    assert own in numbers(tmp_path)
-    report = await writer.put([trajectory(group, 0, 300), trajectory(group, 1, 300)], lease)
-    assert report.superseded == ()
+    assert own in numbers(tmp_path), "no row lives in it, and it may still grow"
+    await writer.put([trajectory(group, 0, 300), trajectory(group, 1, 300)], leases[1])
     assert writer._own.number == own
     taken = await reader.take("reward", "r", max_rows=2)
     assert same((await reader.fetch(taken)).get(f"{group}/1", "token_ids"), tokens(300))
 
 
+@pytest.mark.parametrize("shared", [True, False])
 async def test_rule_tq10_a_step_cell_that_is_written_again_elsewhere_comes_back_from_there(
-    tmp_path: Path, columns: Any
+    tmp_path: Path, columns: Any, shared: bool
 ) -> None:
     world = make(tmp_path, columns)
     one, two = world.faces
@@ -570,11 +571,37 @@ async def test_rule_tq10_a_step_cell_that_is_written_again_elsewhere_comes_back_
         old = np.full(3, value, np.float32)
         await face.put([RowPut(f"{group}/0/0", {"old_logprobs": old})], taken.lease)
         for snapshot in (None, world.queue.dump()):
-            again = await restarted(world, tmp_path, snapshot, 0 if snapshot is None else world.log.last_number)
-            assert same((await again.queue.read(group)).cells[f"{group}/0/0"]["old_logprobs"], old)
-            again.storage.close()  # type: ignore[attr-defined]
+            after = 0 if snapshot is None else world.log.last_number
+            again = await restarted(world, tmp_path, snapshot, after, shared)
+            third = await restarted(again, tmp_path, again.queue.dump(), again.log.last_number, shared)
+            for one_of_them in (again, third):
+                cells = (await one_of_them.queue.read(group)).cells
+                assert same(cells[f"{group}/0/0"]["old_logprobs"], old)
+                one_of_them.storage.close()  # type: ignore[attr-defined]
             world.access.queue = world.queue
         await face.release(taken.lease)
+
+
+async def test_rule_tq10_a_step_cell_that_a_local_run_writes_after_a_remote_one_is_its_own(
+    tmp_path: Path, columns: Any
+) -> None:
+    """A run of several processes is resumed in one."""
+    world = make(tmp_path, columns)
+    remote = world.faces[0]
+    (group,) = await begin(world, ROLLOUT, Subscription("trainer", Table.sample, ("span",), unit="group", lease_s=10))
+    lease = (await remote.take("rollout", "w")).lease
+    row = f"{group}/0/0"
+    others = [RowPut(f"{group}/0", children=1), RowPut(f"{group}/1", children=0)]
+    await remote.put([*others, RowPut(row, {"span": np.array([0, 3])})], lease)
+    taken = await remote.take("trainer", "t")
+    await remote.put([RowPut(row, {"old_logprobs": np.full(3, 1, np.float32)})], taken.lease)
+    local = await restarted(world, tmp_path, shared=False)
+    await local.queue.release(taken.lease)
+    taken = await local.queue.take("trainer", "t")
+    old = np.full(3, 2, np.float32)
+    await local.queue.put([RowPut(row, {"old_logprobs": old})], taken.lease)
+    third = await restarted(local, tmp_path, local.queue.dump(), local.log.last_number, shared=False)
+    assert same((await third.queue.read(group)).cells[row]["old_logprobs"], old)
 
 
 def test_the_queue_has_every_verb_that_a_remote_queue_asks_for() -> None:

@@ -97,7 +97,7 @@ async def test_rule_de2_strict_mode_and_a_stopped_run_that_goes_on_end_with_the_
 @pytest.mark.parametrize("snapshot_every", [1, 3])
 def test_rule_rr3_a_killed_run_ends_with_the_bits_of_policy_and_critic(tmp_path: Path, snapshot_every: int) -> None:
     training = {**tiny_tree(tmp_path)["training"], "snapshot_every": snapshot_every}
-    sections = {"training": training, "stages": stages(warm_up_steps=1)}
+    sections = {"training": training, "stages": stages(4, warm_up_steps=1)[1:]}
     whole = recipe(tmp_path, "whole", 0, True, **sections)
     assert play([(whole, False, None, False)]) == ["ended"]
     expected, config = outcome(whole), load_config([whole])
@@ -113,12 +113,12 @@ def test_rule_rr3_a_killed_run_ends_with_the_bits_of_policy_and_critic(tmp_path:
 
 def test_case_b4_a_killed_run_with_old_samples_trains_the_same_prompts(tmp_path: Path) -> None:
     training = {**tiny_tree(tmp_path)["training"], "snapshot_every": 3}
-    whole = recipe(tmp_path, "whole", 1, False, training=training, stages=stages())
+    whole = recipe(tmp_path, "whole", 1, False, training=training, stages=stages(4)[1:])
     play([(whole, False, None, False)])
     expected = outcome(whole)
     paths, jobs = [], []
     for number, points in enumerate(kill_points(last_event(load_config([whole])), 2, 53)):
-        paths.append(recipe(tmp_path, f"killed-{number}", 1, False, training=training, stages=stages()))
+        paths.append(recipe(tmp_path, f"killed-{number}", 1, False, training=training, stages=stages(4)[1:]))
         jobs += jobs_of(paths[-1], points)
     play(jobs)
     for path in paths:

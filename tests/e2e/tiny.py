@@ -1,5 +1,6 @@
 """Small real runs: the quickstart's parts with few steps, as the end-to-end tests need them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,20 @@ class Watcher(MonitorHub):
     def __init__(self) -> None:
         super().__init__([])
         self.metrics: dict[int, dict[str, float]] = {}
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def step(self, step: int, metrics: Any) -> None:
         self.metrics.setdefault(step, {}).update(metrics)
+        for number, future in self._waiting:
+            if number in self.metrics and not future.done():
+                future.set_result(None)
+
+    async def reached(self, step: int) -> None:
+        """Return once something of `step` was measured."""
+        if step not in self.metrics:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((step, future))
+            await future
 
 
 async def train(
@@ -83,8 +95,6 @@ async def train(
 
 
 def _stop_after(run: Run, hub: Watcher, step: int) -> None:
-    import asyncio
-
     report = hub.step
 
     def step_and_stop(number: int, metrics: Any) -> None:

@@ -20,9 +20,14 @@ async def sample(engine: Any, interrupt: bool, deterministic: bool) -> list[Comp
     ]
     if interrupt:
         await until_sampled(engine, 60)
-        await engine._compute.run(engine._batcher.release)
-        assert all(layer.keys is None for layer in engine._forward.cache._slots)
+        await engine._compute.run(_release, engine)
     return await asyncio.gather(*running)
+
+
+def _release(engine: Any) -> None:
+    """On the compute thread, between two bursts."""
+    engine._batcher.release()
+    assert all(layer.keys is None for layer in engine._forward.cache._slots)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

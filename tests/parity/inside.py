@@ -125,9 +125,7 @@ class Inside:
             RestartPolicy(budget=self._budget, backoff_s=0.01, max_backoff_s=0.02), LivenessPolicy(silent_s=60.0)
         )
         try:
-            async with Supervision(
-                self, supervisor, beat_s=0.2, on_report=told, on_give_up=on_give_up
-            ) as hosts:
+            async with Supervision(self, supervisor, beat_s=0.2, on_report=told, on_give_up=on_give_up) as hosts:
                 yield hosts
         finally:
             claim.release()

@@ -118,6 +118,7 @@ async def test_rule_rr8_engines_come_and_go_during_training(tmp_path: Path, rout
 
     summary = await ended(play(config, inside, hub, during=scale))
     assert [one["state"] for one in operations] == ["done"] * 6, operations
+    print(operations, {n: p.incarnation for n, p in inside.processes.items()})
     assert inside.processes["engine-2"].incarnation == 3
     assert inside.processes["engine-0"].incarnation == 1
     assert routers[0].resends == 0, "an engine that drains ends what it has"
@@ -142,11 +143,15 @@ class Crashing(Inside):
 
     def launch(self, spec: HostSpec, incarnation: int) -> TaskProcess:
         self.starts[spec.name] += 1
-        return super().launch(replace(spec, entry=f"{__name__}:crash") if spec.name in self.broken else spec, incarnation)
+        return super().launch(
+            replace(spec, entry=f"{__name__}:crash") if spec.name in self.broken else spec, incarnation
+        )
 
 
 @pytest.mark.parametrize("host", ["reward-0", "engine-0", "trainer", "controller"])
-async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_message(tmp_path: Path, host: str) -> None:
+async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_message(
+    tmp_path: Path, host: str
+) -> None:
     config = tiny_config(tmp_path, runtime=RAY, stages=rl(400), run={"grace_s": 5.0})
     inside, hub = Crashing(budget=3), Watcher()
 

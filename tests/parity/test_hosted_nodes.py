@@ -19,6 +19,7 @@ from relax.services.directory import RunDirectory
 from relax.services.remote.host import RoleSpec
 from relax.services.remote.launch import RemoteRun
 from relax.services.remote.reach import MARK, find_reach, meeting, reserved_port
+from relax.services.signal import Signal
 from relax.weights.mirror import Mirror
 from tests.e2e.tiny import ADDITION, Watcher, final_weights, run_root
 from tests.parity.inside import Inside, TaskProcess, play
@@ -46,6 +47,21 @@ class Cluster(Inside):
         async with super().build(*args, **kwargs) as hosts:
             hosts.home = self.home
             yield hosts
+
+
+class Steps(Watcher):
+    """Says when a step was reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signal = Signal()
+
+    def step(self, step: int, metrics: Any) -> None:
+        super().step(step, metrics)
+        self._signal.notify()
+
+    async def reached(self, step: int) -> None:
+        await self._signal.wait_for(lambda: step in self.metrics)
 
 
 @pytest.fixture
@@ -92,13 +108,12 @@ async def test_rule_de2_a_run_on_several_nodes_ends_with_the_bits_of_a_local_one
 async def test_rule_rr1_a_host_elsewhere_and_the_controller_can_be_killed(tmp_path: Path, host: str) -> None:
     weights = await local_weights(tmp_path)
     config = deterministic(tmp_path, runtime=RAY)
-    hub, killed = Watcher(), []
+    hub, killed = Steps(), []
     cluster = Cluster(("trainer", "engine-0", "rollout"))
 
     async def kill(run: RemoteRun, inside: Inside) -> None:
         for step in (0, 3, 5):
-            while step not in hub.metrics:
-                await asyncio.sleep(0.01)
+            await hub.reached(step)
             killed.append(step)
             await inside.kill(host)
 
@@ -185,7 +200,9 @@ async def test_a_run_directory_that_a_node_does_not_see_is_refused(
         if there == "another run":
             shutil.copytree(spec.run, elsewhere)
             (elsewhere / MARK).write_text(secrets.token_hex(16))
-        with pytest.raises(UserError, match=r"does not see the run directory .*elsewhere.* put run\.directory on a disk"):
+        with pytest.raises(
+            UserError, match=r"does not see the run directory .*elsewhere.* put run\.directory on a disk"
+        ):
             await reach_of(replace(spec, run=str(elsewhere)))
 
 
@@ -224,11 +241,10 @@ async def test_rule_se1_who_has_not_the_secret_is_refused_and_it_is_written_nowh
 ) -> None:
     config = deterministic(tmp_path, runtime=RAY, stages=SHORT)
     refused: list[str] = []
-    cluster, hub = Cluster(("engine-0",)), Watcher()
+    cluster, hub = Cluster(("engine-0",)), Steps()
 
     async def knock(run: RemoteRun, inside: Inside) -> None:
-        while 0 not in hub.metrics:
-            await asyncio.sleep(0.01)
+        await hub.reached(0)
         control = str(cluster.specs["trainer"].spec["control"])
         assert control.startswith(f"tcp:{HOME.ip}:")
         for secret in ("wrong", None):

@@ -1,6 +1,5 @@
 """The same runs with every role in this process and with every role in a host of its own: they may not differ."""
 
-import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,9 @@ async def test_what_is_asynchronous_trains_the_same_prompts_and_balances(tmp_pat
     keys, counts = sorted(ledger.trained_keys()), ledger.counts()
     ledger.close()
     shutil.rmtree(run_root(config))
-    evaluated = {"sets": [{"name": "heldout", "source": {"name": "held", "args": {"digits": 1}, **ADDITION}, "max_records": 4}]}
+    evaluated = {
+        "sets": [{"name": "heldout", "source": {"name": "held", "args": {"digits": 1}, **ADDITION}, "max_records": 4}]
+    }
     hub = Watcher()
     config = tiny_config(tmp_path, runtime={**RAY, "rewards": 2}, eval=evaluated)
     summary = await play(config, hub=hub)
@@ -88,8 +89,7 @@ async def test_rule_rr1_any_host_can_be_killed_at_any_moment(tmp_path: Path, hos
 
     async def kill(run: RemoteRun, inside: Inside) -> None:
         for step in (0, 3, 5):
-            while step not in hub.metrics:
-                await asyncio.sleep(0.01)
+            await hub.reached(step)
             killed.append(step)
             await inside.kill(host)
 

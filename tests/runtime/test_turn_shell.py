@@ -12,6 +12,7 @@ from relax.core.error import EngineError, InvariantError
 from relax.runtime.clock import LoopClock
 from relax.runtime.compute import ComputeThread
 from relax.runtime.device import DeviceTurns, SharedDevices
+from relax.runtime.local import LocalLauncher
 from relax.runtime.turn_compute import Turn, TurnCompute, refuse_inside_turn
 from relax.simulation.virtual import StandstillError, run_virtual
 
@@ -136,6 +137,22 @@ def test_rule_dt1_a_task_that_holds_a_turn_waits_for_no_other_and_not_for_the_bu
             assert not child.done()
         refuse_inside_turn("bus.take")
         await child
+
+    virtual(main)
+
+
+def test_rule_dt1_in_strict_mode_every_call_of_a_shared_object_is_checked() -> None:
+    class Bus:
+        async def take(self) -> str:
+            return "rows"
+
+    async def main() -> None:
+        bench = Bench("trainer", "engine")
+        bus = LocalLauncher(strict=True).wrap("bus", Bus())
+        async with bench.computes["trainer"].turn:
+            with pytest.raises(InvariantError, match=r"\[DT1\] trainer .* wants to wait for bus\.take"):
+                await bus.take()
+        assert await bus.take() == "rows"
 
     virtual(main)
 

@@ -93,6 +93,16 @@ class Desk:
         # No deadline: a stage lasts as long as it lasts; a lost connection ends the wait.
         await self.changed.wait_for(lambda: self._open and (self._notice is None or self._notice.index != index))
 
+    async def where(self, role: str, but: str = "") -> str:
+        """The address of the host with this role, another one than `but`, as soon as there is one."""
+        # No deadline: the supervisor starts it, or ends the run when it cannot; who asks has a time limit.
+        await self.changed.wait_for(lambda: self._address(role, but) is not None)
+        return self._address(role, but) or ""
+
+    def _address(self, role: str, but: str) -> str | None:
+        found = [entry.arrival.address for entry in self.hosts.values() if role in entry.arrival.roles]
+        return next((address for address in found if address != but), None)
+
     async def beat(self, host: str, beat: Beat) -> None:
         """Told regularly by every host."""
         entry = self.hosts.get(host)

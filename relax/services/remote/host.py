@@ -178,12 +178,17 @@ async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
     async with AsyncExitStack() as stack:
         host = await open_host(spec, pulse, stack)
         async with TaskSet(f"host {spec.host}") as tasks:
-            tasks.start("beat", host.beat(BEAT_S), endless=True)
             tasks.start("device turns", host.turns.run(), endless=True)
             stage_roles = [role for role in spec.roles if role not in STANDING]
+            if "judge" not in spec.roles:
+                from relax.services.remote.judge import ask_elsewhere
+
+                ask_elsewhere(host)
             for role in spec.roles:
                 if role in STANDING or role in PREPARING:
                     await {**STANDING, **PREPARING}[role](host, tasks)
+            # What is called from outside is served by now: the first word to the controller gives this host's address away.
+            tasks.start("beat", host.beat(BEAT_S), endless=True)
             if stage_roles:
                 tasks.start("stages", work(host, stage_roles), endless=True)
             pulse.ready()
@@ -284,6 +289,11 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
             await bind_reference(assembly, assembly.copy_model(), path),
             assembly.compute("reference"),
         )
+    teacher = None
+    if "teacher" in roles:
+        from relax.services.teacher import open_teacher
+
+        teacher = await open_teacher(assembly, setup.bounds.name)
     return RoleParts(
         bus,
         controller,
@@ -294,6 +304,7 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
         assembly.supply.media,
         holder=host.spec.host,
         places=host.places,
+        teacher=teacher,
     )
 
 
@@ -344,6 +355,12 @@ async def prepare_rollout(host: Host, tasks: TaskSet) -> None:
     host.generate, host.places = follow_fleet(host, tasks)
 
 
+async def start_judge(host: Host, tasks: TaskSet) -> None:
+    from relax.services.remote.judge import start_judge as start
+
+    await start(host, tasks)
+
+
 async def prepare_reward(host: Host, tasks: TaskSet) -> None:
     await host.assembly.check_pool()
 
@@ -352,6 +369,7 @@ STANDING: Mapping[str, Role] = {
     "trainer": start_trainer,
     "engine": start_engine,
     "evaluation": start_evaluation,
+    "judge": start_judge,
 }
 PREPARING: Mapping[str, Role] = {"rollout": prepare_rollout, "reward": prepare_reward}
 """Roles of stages that need something for the life of their process."""

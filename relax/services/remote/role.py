@@ -33,6 +33,9 @@ def roles_of(config: RunConfig) -> frozenset[str]:
         roles |= set(plan.roles) - set(plan.step_roles) - {"controller"}
         if plan.samples:
             roles.add("engine")
+    judges = {getattr(reward, "judge", None) for task in config.tasks.values() for reward in task.rewards}
+    if judges & set(config.judges):
+        roles.add("judge")
     if config.eval.sets:
         roles.add("evaluation")
     return frozenset(roles)
