@@ -105,6 +105,11 @@ class Controller:
     # --- stages ---
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a stage is, or was, under way."""
+        return self._stage is not None
+
+    @property
     def stage(self) -> StageBounds:
         return self._current.bounds
 

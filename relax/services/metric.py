@@ -71,6 +71,8 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     ),
     "rollout/tokens/mean": Metric("tokens", "sampled tokens of a trajectory"),
     "rollout/tokens_per_second": Metric("tokens/s", "tokens that all rollout engines sampled since the last step"),
+    "rollout/queue_s": Metric("s", "mean wait of a request for an engine (roles in processes of their own)"),
+    "rollout/load": Metric("share", "share of the engines' places in use (roles in processes of their own)"),
     "rollout/sampled_tokens": Metric("tokens", "sampled tokens of all groups that have ended"),
     "rollout/wasted_tokens": Metric("tokens", "those of groups that ended without being trained"),
     "train/groups": Metric("groups", "groups of the step"),
@@ -113,6 +115,13 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "weights/prefill_again_s": Metric("s", "time spent on prefilling running requests again after loads"),
     "weights/prefill_again_tokens": Metric("tokens", "tokens prefilled again after loads"),
     "weights/probe_gap": Metric("nats", "largest logprob difference between trainer and engine on the probe (WS4)"),
+    "weights/versions_moved": Metric("versions", "versions written or fetched by all processes, since their start"),
+    "weights/bytes/<phase>": Metric(
+        "bytes", "bytes of weights that a phase (copy, hash, write, map, verify) went through"
+    ),
+    "weights/seconds/<phase>": Metric("s", "seconds that a phase of moving weights took, in all processes together"),
+    "weights/versions_kept": Metric("versions", "versions that can be fetched now"),
+    "weights/bytes_kept": Metric("bytes", "what they take in shared memory or on the disk"),
 }
 """By name; each part between slashes may be a template such as `<set>`."""
 

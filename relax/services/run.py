@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
@@ -46,6 +47,8 @@ from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
 
+STATUS_S = 2.0
+"""Seconds between two writings of the status of a run whose roles are processes."""
 EVENTS_KEPT = 200
 """Events that stay in memory for the report of a stall; everything else has listened to them."""
 
@@ -119,6 +122,8 @@ class Run:
             tasks.start("monitors", self._hub.run(), endless=True)
             stall_watch = watch(self._progress_mark, self._stall_report, self._config.run.stall_s)
             tasks.start("stall watch", stall_watch, endless=True)
+            if self._site.is_remote:
+                tasks.start("status", self._keep_status(), endless=True)
             try:
                 await self._stages()
                 await self._settle_evaluation()
@@ -362,6 +367,13 @@ class Run:
         every = self._config.training.snapshot_every
         if step == self._progress.end or (every and step % every == 0):
             await self._snapshots.snapshot()
+
+    async def _keep_status(self) -> NoReturn:
+        """Endless. Roles in other processes change between two steps too; waits for nothing but time."""
+        while True:
+            await asyncio.sleep(STATUS_S)
+            if self._controller.has_begun:
+                self._write_status(self._controller.gate.step)
 
     def _write_status(self, step: int) -> None:
         status: Mapping[str, Json] = {

@@ -209,6 +209,27 @@ async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(tmp_pa
         SegmentMaps(tmp_path).read(9, text)
 
 
+async def test_the_first_fetch_of_a_take_asks_nobody_and_the_next_does(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    reader = world.faces[0]
+    (group,) = await begin(world)
+    receipt = await reader.take("rollout", "r")
+    assert (await reader.fetch(receipt)).get(group, "prompt") == {"n": 0}
+    assert world.access.calls == ["take_located"]
+    await world.queue.end(group)
+    with pytest.raises(LateError):
+        await reader.fetch(receipt)
+
+
+async def test_rule_tq2_rows_that_cannot_be_located_are_not_leased(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    (group,) = await begin(world)
+    world.storage.drop(group)
+    with pytest.raises(TransportError, match="is not in the segments"):
+        await world.faces[0].take("rollout", "r")
+    assert world.state()["leases"] == {}
+
+
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 

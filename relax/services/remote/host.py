@@ -36,6 +36,7 @@ from relax.services.remote.desk import Arrival, StageNotice
 from relax.services.remote.reach import FRAME_BYTES, Meeting, Reach, find_reach
 from relax.services.signal import Signal
 from relax.services.stage import RoleParts, StageSetup, start_role
+from relax.weights.cost import TransferCounters
 
 BEAT_S = 0.5
 """Seconds between two words to the controller."""
@@ -98,6 +99,8 @@ class Host:
     """The router, where the rollout role is."""
     places: Places | None = None
     on_arrival: list[Callable[[WireClient], Awaitable[None]]] = field(default_factory=list)
+    transfers: list[TransferCounters] = field(default_factory=list)
+    """What moving weights has cost this process."""
     _meter: Meter | None = None
 
     @cached_property
@@ -162,6 +165,8 @@ class Host:
             version = self.version()
             own.counters = {name: value for name, value in (await meter.measure()).items() if name != "step/seconds"}
             own.counters |= self.load()
+            for moved in self.transfers:
+                own.counters |= {name: float(measure.value) for name, measure in moved.measures().items()}
             own.version = "" if version is None else str(version)
             own.progress = int(1000 * sum(compute.busy_s for compute in self.assembly.computes.values()))
             await desk.beat(self.spec.host, self.pulse.read())

@@ -58,7 +58,10 @@ def weight_writer(host: "Host") -> FolderWriter:
         name = "shared" if host.reach.is_near else "disk"
     folders = {"shared": shared_folder(host.place), "disk": host.directory.weights}
     make: Callable[..., FolderWriter] = load_object(str(TRANSPORTS[name].writer))
-    return make(folders[name], host.client.proxy("weights"), host.config.model.dtype, host.assembly.compute("weights"))
+    catalog = host.client.proxy("weights")
+    writer = make(folders[name], catalog, host.config.model.dtype, host.assembly.compute("weights"))
+    host.transfers.append(writer.counters)
+    return writer
 
 
 def weight_reader(host: "Host") -> WeightReader:
