@@ -189,7 +189,7 @@ class RunControl:
         left = tuple(name for name in self.replicas(role) if name not in names)
         self._order(role, left)
         say(f"{', '.join(names)}: ended")
-        await self._until(lambda: not set(names) & set(self.replicas(role)), DRAIN_S, f"{names} have not ended")
+        await self._until(lambda: not set(names) & set(self._seen(role)), DRAIN_S, f"{names} have not ended")
 
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
         before = self._view(host)["incarnation"]
@@ -219,7 +219,11 @@ class RunControl:
     # --- what the launcher said ---
 
     def replicas(self, role: str) -> tuple[str, ...]:
-        """The hosts that carry a replicated role, by number."""
+        """The hosts that are to carry a replicated role, by number: as ordered last, else as the launcher sees them."""
+        ordered = self._orders.replicas.get(role)
+        return self._seen(role) if ordered is None else ordered  # what the launcher sees may be a second old
+
+    def _seen(self, role: str) -> tuple[str, ...]:
         over = ("stopped", "finished", "given up", "stopping")
         names = [view["host"] for view in self._views if role in view["roles"] and view["phase"] not in over]
         return tuple(sorted(names, key=_number))

@@ -110,6 +110,7 @@ class ControllerProcess:
                 summary = await self._attempt_until_done()
             except Exception as error:
                 self._ended.set_exception(error)
+                self._ended.exception()  # nobody may ask for it
                 raise
             self._ended.set_result(summary)
             return summary

@@ -384,6 +384,7 @@ HOLDERS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "rollout": lambda host: ("rollout",),
     "demonstration": lambda host: ("demonstration",),
     "reward": lambda host: (host,),
+    "verdict": lambda host: (host,),
     "advantage": lambda host: ("advantage",),
     "reference": lambda host: ("reference",),
     "teacher": lambda host: ("teacher",),
