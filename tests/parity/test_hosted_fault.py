@@ -118,7 +118,6 @@ async def test_rule_rr8_engines_come_and_go_during_training(tmp_path: Path, rout
 
     summary = await ended(play(config, inside, hub, during=scale))
     assert [one["state"] for one in operations] == ["done"] * 6, operations
-    print(operations, {n: p.incarnation for n, p in inside.processes.items()})
     assert inside.processes["engine-2"].incarnation == 3
     assert inside.processes["engine-0"].incarnation == 1
     assert routers[0].resends == 0, "an engine that drains ends what it has"

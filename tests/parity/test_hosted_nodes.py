@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from relax.bus.remote import RemoteQueue
 from relax.core.error import RelaxError, UserError
 from relax.runtime.host import Home, HostSpec
 from relax.runtime.place import RunPlace, run_id_of
@@ -64,6 +65,26 @@ class Steps(Watcher):
         await self._signal.wait_for(lambda: step in self.metrics)
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The weights of the run in one process; the number of engines changes nothing in them."""
+    return asyncio.run(local_weights(tmp_path_factory.mktemp("local")))
+
+
+@pytest.fixture
+def mapping(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Whether each host that worked on a stage maps the journal."""
+    found: dict[str, bool] = {}
+
+    class Seen(RemoteQueue):
+        def __init__(self, access: Any, columns: Any, directory: Path | None, writer: str) -> None:
+            super().__init__(access, columns, directory, writer)
+            found[writer] = directory is not None
+
+    monkeypatch.setattr("relax.services.remote.host.RemoteQueue", Seen)
+    return found
+
+
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Versions that were asked of the mirror."""
@@ -88,15 +109,15 @@ FAR = {
 
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR)
 async def test_rule_de2_a_run_on_several_nodes_ends_with_the_bits_of_a_local_one(
-    tmp_path: Path, far: tuple[str, ...], copies: list[str]
+    tmp_path: Path, far: tuple[str, ...], local: dict[str, Any], copies: list[str], mapping: dict[str, bool]
 ) -> None:
-    replicas = {"replicas": 2}
-    weights = await local_weights(tmp_path, rollout=replicas)
-    config = deterministic(tmp_path, runtime=RAY, rollout=replicas)
+    config = deterministic(tmp_path, runtime=RAY, rollout={"replicas": 2})
     cluster = Cluster(far)
     summary = await play(config, cluster)
     assert summary["ledger"]["balances"]
-    assert same(weights, final_weights(config))
+    assert same(local, final_weights(config))
+    assert {"trainer", "rollout", "reward-0"} <= mapping.keys()
+    assert all(is_mapped == (host not in far) for host, is_mapped in mapping.items())
     assert bool(copies) == bool(far), "memory is used where it can be, and the disk where it cannot"
     assert {spec.resources.node for spec in cluster.specs.values()} == {HOME.node}
     left = {path.name for path in run_root(config).iterdir()}
@@ -105,8 +126,9 @@ async def test_rule_de2_a_run_on_several_nodes_ends_with_the_bits_of_a_local_one
 
 
 @pytest.mark.parametrize("host", ["trainer", "engine-0", "rollout", "controller"])
-async def test_rule_rr1_a_host_elsewhere_and_the_controller_can_be_killed(tmp_path: Path, host: str) -> None:
-    weights = await local_weights(tmp_path)
+async def test_rule_rr1_a_host_elsewhere_and_the_controller_can_be_killed(
+    tmp_path: Path, host: str, local: dict[str, Any]
+) -> None:
     config = deterministic(tmp_path, runtime=RAY)
     hub, killed = Steps(), []
     cluster = Cluster(("trainer", "engine-0", "rollout"))
@@ -121,7 +143,7 @@ async def test_rule_rr1_a_host_elsewhere_and_the_controller_can_be_killed(tmp_pa
     assert killed == [0, 3, 5]
     assert cluster.processes[host].incarnation >= 3
     assert summary["ledger"]["balances"]
-    assert same(weights, final_weights(config))
+    assert same(local, final_weights(config))
 
 
 @pytest.mark.parametrize("transport", ["disk", "broadcast"])
@@ -247,6 +269,7 @@ async def test_rule_se1_who_has_not_the_secret_is_refused_and_it_is_written_nowh
         await hub.reached(0)
         control = str(cluster.specs["trainer"].spec["control"])
         assert control.startswith(f"tcp:{HOME.ip}:")
+        assert not list(RunPlace(run_id_of(run_root(config))).socket_folder.glob("*.sock"))
         for secret in ("wrong", None):
             stranger = WireClient(control, "stranger", secret)
             try:

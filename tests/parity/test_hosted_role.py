@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from relax.services.remote.launch import RemoteRun
+from tests.e2e.test_critic import critic_weights
+from tests.e2e.test_critic import stages as critic_stages
 from tests.e2e.test_judge import ASKS, always_seven, judged, sharp  # noqa: F401  (fixtures)
 from tests.e2e.tiny import Watcher, final_weights, run_root, train
 from tests.parity.inside import Inside, play
@@ -42,3 +44,21 @@ async def test_rule_de2_a_teacher_in_a_host_of_its_own_leads_to_the_same_bits(tm
     await play(config, inside)
     assert {"teacher", "trainer", "rollout"} <= inside.processes.keys()
     assert same(weights, final_weights(config))
+
+
+async def test_rule_de2_a_critic_in_a_host_of_its_own_leads_to_the_same_bits_when_it_is_killed(tmp_path: Path) -> None:
+    config = deterministic(tmp_path, stages=critic_stages())
+    await train(config)
+    weights, values = final_weights(config), critic_weights(config)
+    shutil.rmtree(run_root(config))
+    config = deterministic(tmp_path, stages=critic_stages(), runtime=RAY)
+    hub, inside = Watcher(), Inside()
+
+    async def kill(run: RemoteRun, inside: Inside) -> None:
+        await hub.reached(2)
+        await inside.kill("critic")
+
+    await play(config, inside, hub, during=kill)
+    assert inside.processes["critic"].incarnation == 2
+    assert same(weights, final_weights(config))
+    assert same(values, critic_weights(config))

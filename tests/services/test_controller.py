@@ -22,7 +22,6 @@ from relax.services.account import Account
 from relax.services.controller import (
     TRAINER,
     Controller,
-    GateSampler,
     GroupSize,
     NoProgressError,
     StageBounds,
@@ -30,6 +29,7 @@ from relax.services.controller import (
     StopRequested,
 )
 from relax.services.gate import Gate
+from relax.services.gate_sampler import GateSampler
 from relax.services.gate_state import GatePolicy
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection

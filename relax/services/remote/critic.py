@@ -6,6 +6,7 @@ go by the bus. Whoever lost the other begins again from a snapshot: a critic tha
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -13,11 +14,16 @@ from relax.bus.row import Receipt
 from relax.core.error import InvariantError, TransportError
 from relax.core.protocol import Captured
 from relax.model.name import copy_tensors
+from relax.runtime.task import TaskSet
+from relax.runtime.wire_client import WireClient
 from relax.services.access import BusAccess
 from relax.services.assembly import Assembly
 from relax.services.critic import CriticWeights, load_critic, open_critic
-from relax.services.remote.desk import StageNotice
+from relax.services.remote.desk import RoleLostError, StageNotice
+from relax.services.remote.host import Host
 from relax.services.roles.critic import Critic
+
+ROLE = "critic"
 
 
 class CriticService:
@@ -71,3 +77,41 @@ class CriticService:
         if self._critic is None:
             raise InvariantError("TQ10", "the critic was asked for a step before it had joined a stage")
         return self._critic
+
+
+class CriticLink:
+    """The critic as the trainer's process has it: `access.CriticAccess`, and what the trainer's service asks between steps.
+
+    A critic that is lost, or that holds nothing, is lost for the trainer's state too: both begin again from a snapshot (B9).
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._client: WireClient | None = None
+
+    async def evaluate(self, step: int, receipts: Sequence[Receipt]) -> None:
+        await self.call("evaluate", step, receipts)
+
+    async def train(self, step: int, receipts: Sequence[Receipt]) -> Mapping[str, float]:
+        found: Mapping[str, float] = await self.call("train", step, receipts)
+        return found
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Waits for the critic's process where there is none yet. Raises RoleLostError."""
+        try:
+            if self._client is None:
+                address: str = await self._host.client.call("desk", "where", ROLE)
+                self._client = WireClient(address, self._host.spec.host, self._host.spec.secret)
+            return await self._client.call(ROLE, method, *args)
+        except TransportError as error:
+            client, self._client = self._client, None
+            if client is not None:
+                await client.close()
+            raise RoleLostError(f"the critic's process was lost in {method}: {error}") from error
+
+
+async def start_critic(host: Host, tasks: TaskSet) -> None:
+    """Serve it; the trainer commands it."""
+    host.server.serve(ROLE, CriticService(host.assembly, lambda stage: host.access(stage)[0]))
+    host.waits("the trainer", ROLE)
+    tasks.start("stay", host.stay(), endless=True)

@@ -8,7 +8,7 @@ survive the other.
 from dataclasses import dataclass
 
 from relax.bus.queue import TransferQueue
-from relax.core.error import TransportError
+from relax.core.error import RelaxError, TransportError
 from relax.runtime.liveness import Beat
 from relax.services.signal import Signal
 
@@ -47,6 +47,10 @@ class HostEntry:
 
     arrival: Arrival
     beat: Beat | None = None
+
+
+class RoleLostError(RelaxError):
+    """The process of a role that cannot be replaced in the middle of a step is gone; the run goes on from its snapshot."""
 
 
 class ClosedDeskError(TransportError):

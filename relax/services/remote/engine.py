@@ -131,3 +131,13 @@ def follow_fleet(host: Host, tasks: TaskSet) -> tuple[Router, Places]:
 
     tasks.start("router follower", follower.run(resize), endless=True)
     return router, places
+
+
+async def start_engine(host: Host, tasks: TaskSet) -> None:
+    """An engine of the fleet."""
+    await EngineSeat(host).start(tasks)
+
+
+async def prepare_rollout(host: Host, tasks: TaskSet) -> None:
+    """The router stands for the whole life of the process; stages use it."""
+    host.generate, host.places = follow_fleet(host, tasks)

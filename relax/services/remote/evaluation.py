@@ -68,3 +68,8 @@ async def evaluate_forever(host: Host) -> NoReturn:
             await evaluation.idle()
             await desk.report(results.pop(), evaluation.next_number)
     raise AssertionError("the loop above has no end")
+
+
+async def start_evaluation(host: Host, tasks: TaskSet) -> None:
+    """It asks for its work."""
+    tasks.start("evaluation", evaluate_forever(host), endless=True)

@@ -1,7 +1,6 @@
-"""The process of one or more roles: it builds what they need, meets the controller, and works until it is ended.
+"""The process of one or more roles: what they share, and how they meet the controller.
 
-Entry of every host but the controller's. Roles of a stage are the very objects that the local runtime runs; here they get
-remote faces of bus and controller. What a host holds survives a restart of the controller: it connects again and says so.
+Made by `work`, which runs the roles. What a host holds survives a restart of the controller: it connects again and says so.
 """
 
 import asyncio
@@ -10,21 +9,18 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from relax.bus.remote import RemoteQueue
-from relax.bus.row import QueueClosedError
 from relax.config.load import load_config
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
-from relax.core.error import TransportError
 from relax.core.protocol import Generate
 from relax.data.quarantine import Quarantine
 from relax.engines.router import Router
 from relax.runtime.device import SharedDevices
 from relax.runtime.liveness import Pulse
 from relax.runtime.place import RunPlace
-from relax.runtime.task import TaskSet
 from relax.runtime.turn_desk import TurnLink
 from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import WireServer
@@ -32,10 +28,9 @@ from relax.services.assembly import Assembly
 from relax.services.directory import RunDirectory
 from relax.services.meter import Meter
 from relax.services.places import Places
-from relax.services.remote.desk import Arrival, StageNotice
+from relax.services.remote.desk import Arrival
 from relax.services.remote.reach import FRAME_BYTES, Meeting, Reach, find_reach
 from relax.services.signal import Signal
-from relax.services.stage import RoleParts, StageSetup, start_role
 from relax.weights.cost import TransferCounters
 
 BEAT_S = 0.5
@@ -101,7 +96,7 @@ class Host:
     on_arrival: list[Callable[[WireClient], Awaitable[None]]] = field(default_factory=list)
     transfers: list[TransferCounters] = field(default_factory=list)
     """What moving weights has cost this process."""
-    _meter: Meter | None = None
+    _queues: list[RemoteQueue] = field(default_factory=list)
 
     @cached_property
     def turns(self) -> TurnLink:
@@ -127,6 +122,7 @@ class Host:
         """Bus and controller of a stage."""
         journal = self.directory.journal if self.reach.is_near else None  # it is mapped: cells go in calls elsewhere
         queue = RemoteQueue(self.client.proxy(f"bus-{stage}"), COLUMNS, journal, self.spec.host)
+        self._queues.append(queue)
         return queue, self.client.proxy(f"controller-{stage}")
 
     def join(self, stage: int) -> tuple[RemoteQueue, Any]:
@@ -140,6 +136,11 @@ class Host:
         if self.queue is not None:
             await self.queue.close()
         self.queue, self.stage, self.is_left = None, -1, False
+
+    async def close(self) -> None:
+        """Close what this process wrote."""
+        for queue in self._queues:
+            await queue.close()
 
     def waits(self, reason: str, *roles: str) -> None:
         """What these roles (none: all of this process) wait for."""
@@ -172,32 +173,24 @@ class Host:
             await desk.beat(self.spec.host, self.pulse.read())
             await asyncio.sleep(beat_s)
 
+    async def stay(self) -> NoReturn:
+        """Endless: a standing call, so that a lost connection is noticed and made again."""
+        desk, done = self.client.proxy("desk"), -1
+        while True:
+            done = (await desk.next_stage(done)).index
 
-Role = Callable[[Host, TaskSet], Awaitable[None]]
-"""Starts a role in a host's task set."""
 
-
-async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
-    """Work as the roles of `value`, a `RoleSpec`. Ends only by cancellation or an error."""
-    spec = RoleSpec.from_json(value)
-    async with AsyncExitStack() as stack:
-        host = await open_host(spec, pulse, stack)
-        async with TaskSet(f"host {spec.host}") as tasks:
-            tasks.start("device turns", host.turns.run(), endless=True)
-            stage_roles = [role for role in spec.roles if role not in STANDING]
-            if "judge" not in spec.roles:
-                from relax.services.remote.judge import ask_elsewhere
-
-                ask_elsewhere(host)
-            for role in spec.roles:
-                if role in STANDING or role in PREPARING:
-                    await {**STANDING, **PREPARING}[role](host, tasks)
-            # What is called from outside is served by now: the first word to the controller gives this host's address away.
-            tasks.start("beat", host.beat(BEAT_S), endless=True)
-            if stage_roles:
-                tasks.start("stages", work(host, stage_roles), endless=True)
-            pulse.ready()
-            await asyncio.Event().wait()  # no deadline: the launcher ends this process
+HOLDERS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    "trainer": lambda host: ("trainer",),
+    "rollout": lambda host: ("rollout",),
+    "demonstration": lambda host: ("demonstration",),
+    "reward": lambda host: (host,),
+    "verdict": lambda host: (host,),
+    "advantage": lambda host: ("advantage",),
+    "reference": lambda host: ("reference",),
+    "teacher": lambda host: ("teacher",),
+}
+"""The names under which a role holds leases: replicas of the reward role each have one of their own."""
 
 
 async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host:
@@ -222,171 +215,7 @@ async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host
     host = Host(spec, config, directory, place, assembly, server, client, reach=reach, pulse=pulse)
     assembly.sharing = SharedDevices(config.runtime.devices, host.turns, apart=True)  # type: ignore[attr-defined]
     host.on_arrival.append(lambda link: host.turns.arrive(link.proxy("turns")))
+    stack.push_async_callback(host.close)
     host.holders = tuple(holder for role in spec.roles for holder in HOLDERS.get(role, lambda name: ())(spec.host))
     host.address = await server.start(reach.address(place, f"{spec.host}-{spec.incarnation}"))
     return host
-
-
-async def work(host: Host, roles: list[str]) -> None:
-    """Endless. Consumes: stage notices. Waits for: the next stage, then its end. Unblocked by: the controller."""
-    desk = host.client.proxy("desk")
-    done = -1
-    while True:
-        host.waits("a stage", *roles)
-        notice = await desk.next_stage(done)
-        setup = host.assembly.stage(notice.index, notice.first, notice.end)
-        mine = [role for role in setup.plan.roles if role in roles]
-        idle = [role for role in roles if role not in mine]
-        host.busy(f"with stage {setup.bounds.name}", *mine) if mine else None
-        host.waits(f"stage {setup.bounds.name} to end", *idle) if idle else None
-        done = notice.index if await _stage(host, desk, notice, setup, mine) else -1
-
-
-async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, roles: list[str]) -> bool:
-    """Work until the stage is over; false when it was begun anew, or the connection was lost for so long that it may be."""
-    parts = await _parts(host, notice, setup, roles)
-    left = False
-
-    async def leave() -> None:
-        nonlocal left
-        await host.left.wait_for(lambda: host.is_left)  # no deadline: the end of the stage ends this wait
-        left = True
-
-    try:
-        async with TaskSet(f"stage {setup.bounds.name}") as tasks:
-            for role in roles:
-                start_role(role, tasks, setup, parts)
-            ends = [asyncio.ensure_future(desk.stage_over(notice.index)), asyncio.ensure_future(leave())]
-            try:
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    if end.done():
-                        end.result()
-            finally:
-                for end in ends:
-                    end.cancel()
-    except (QueueClosedError, TransportError):
-        # The queue was closed, or a call was lost: the stage is over or about to be said so, or else it goes on without us.
-        try:
-            async with asyncio.timeout(END_S):
-                await desk.stage_over(notice.index)
-        except TimeoutError:
-            left = True
-    finally:
-        await host.leave()
-    return not left
-
-
-async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list[str]) -> RoleParts:
-    """What the roles of this host are made of."""
-    assembly = host.assembly
-    bus, controller = host.join(notice.index)
-    for holder in host.holders:
-        await host.client.call(
-            f"bus-{notice.index}", "reattach", holder, ()
-        )  # what an earlier stay left held goes back
-    reference = None
-    if "reference" in roles:
-        from relax.services.reference import bind_reference
-
-        path = host.directory.reference(setup.bounds.name)
-        reference = (
-            await bind_reference(assembly, assembly.copy_model(), path),
-            assembly.compute("reference"),
-        )
-    teacher = None
-    if "teacher" in roles:
-        from relax.services.teacher import open_teacher
-
-        teacher = await open_teacher(assembly, setup.bounds.name)
-    return RoleParts(
-        bus,
-        controller,
-        assembly.renderer,
-        assembly.tasks,
-        host.generate,
-        reference,
-        assembly.supply.media,
-        holder=host.spec.host,
-        places=host.places,
-        teacher=teacher,
-    )
-
-
-# --- roles that stand for the whole life of their process ---------------------------------------------------------------
-
-
-async def start_trainer(host: Host, tasks: TaskSet) -> None:
-    from relax.services.remote.trainer import HOOK, TrainerService
-    from relax.services.remote.weight import weight_writer
-
-    service = TrainerService(
-        host.assembly,
-        host.directory,
-        weight_writer(host),
-        host.client.proxy(HOOK),
-        host.access,
-        host.pulse.of("trainer"),
-    )
-    host.server.serve("trainer", service)
-    host.version = lambda: service.version
-    tasks.start("worn out", service.worn_out(), endless=True)
-    tasks.start("arrive", _stay(host), endless=True)
-
-
-async def _stay(host: Host) -> None:
-    """Endless: a standing call, so that a lost connection is noticed and made again."""
-    desk = host.client.proxy("desk")
-    done = -1
-    while True:
-        done = (await desk.next_stage(done)).index
-
-
-async def start_engine(host: Host, tasks: TaskSet) -> None:
-    from relax.services.remote.engine import EngineSeat
-
-    await EngineSeat(host).start(tasks)
-
-
-async def start_evaluation(host: Host, tasks: TaskSet) -> None:
-    from relax.services.remote.evaluation import evaluate_forever
-
-    tasks.start("evaluation", evaluate_forever(host), endless=True)
-
-
-async def prepare_rollout(host: Host, tasks: TaskSet) -> None:
-    from relax.services.remote.engine import follow_fleet
-
-    host.generate, host.places = follow_fleet(host, tasks)
-
-
-async def start_judge(host: Host, tasks: TaskSet) -> None:
-    from relax.services.remote.judge import start_judge as start
-
-    await start(host, tasks)
-
-
-async def prepare_reward(host: Host, tasks: TaskSet) -> None:
-    await host.assembly.check_pool()
-
-
-STANDING: Mapping[str, Role] = {
-    "trainer": start_trainer,
-    "engine": start_engine,
-    "evaluation": start_evaluation,
-    "judge": start_judge,
-}
-PREPARING: Mapping[str, Role] = {"rollout": prepare_rollout, "reward": prepare_reward}
-"""Roles of stages that need something for the life of their process."""
-
-HOLDERS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
-    "trainer": lambda host: ("trainer",),
-    "rollout": lambda host: ("rollout",),
-    "demonstration": lambda host: ("demonstration",),
-    "reward": lambda host: (host,),
-    "verdict": lambda host: (host,),
-    "advantage": lambda host: ("advantage",),
-    "reference": lambda host: ("reference",),
-    "teacher": lambda host: ("teacher",),
-}
-"""The names under which a role holds leases: replicas of the reward role each have one of their own."""

@@ -130,7 +130,7 @@ class RemoteRun:
         return [role] if count is None else [f"{role}-{number}" for number in range(count)]
 
     def _host(self, name: str, roles: tuple[str, ...], runtime: RayConfig) -> HostSpec:
-        entry = "controller:run_controller" if CONTROLLER in roles else "host:run_host"
+        entry = "controller:run_controller" if CONTROLLER in roles else "work:run_host"
         met = self._meeting
         spec = RoleSpec(
             str(self._directory.root.resolve()),

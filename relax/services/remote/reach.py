@@ -111,6 +111,12 @@ async def find_reach(run: str, run_id: str, meeting: Meeting) -> Reach:
     return Reach(is_near, own_ip(meeting.control))
 
 
+def ip_in(control: str) -> str:
+    """Where the controller is served; empty for a Unix socket."""
+    address = parse_address(control)
+    return address.host if isinstance(address, TcpAddress) else ""
+
+
 def own_ip(control: str) -> str:
     """The address of this process on the way to the controller; empty for a Unix socket. Nothing is sent."""
     address = parse_address(control)

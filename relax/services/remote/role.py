@@ -33,6 +33,8 @@ def roles_of(config: RunConfig) -> frozenset[str]:
         roles |= set(plan.roles) - set(plan.step_roles) - {"controller"}
         if plan.samples:
             roles.add("engine")
+        if algorithm.critic is not None:
+            roles.add("critic")
     judges = {getattr(reward, "judge", None) for task in config.tasks.values() for reward in task.rewards}
     if judges & set(config.judges):
         roles.add("judge")

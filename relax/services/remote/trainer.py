@@ -11,18 +11,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relax.core.error import InvariantError, RelaxError
+from relax.core.error import InvariantError
 from relax.core.protocol import Captured, Compute
 from relax.core.version import Version
 from relax.runtime.liveness import RolePulse
+from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
 from relax.services.access import BusAccess, ControllerAccess
 from relax.services.assembly import Assembly
+from relax.services.critic import CRITIC_FOLDER
 from relax.services.directory import RunDirectory
 from relax.services.dump import BatchDump
 from relax.services.publisher import Publisher
 from relax.services.reference import write_reference
-from relax.services.remote.desk import Desk, StageNotice
+from relax.services.remote.critic import CriticLink
+from relax.services.remote.desk import Desk, RoleLostError, StageNotice
+from relax.services.remote.host import Host
+from relax.services.remote.weight import weight_writer
 from relax.services.roles.trainer import Trainer
 from relax.services.snapshot import Trainable
 
@@ -32,10 +37,6 @@ LOOK_S = 0.5
 """Seconds between two looks of the thread that waits for it."""
 HOOK = "run"
 """The name under which the controller serves what is due around each publication."""
-
-
-class RoleLostError(RelaxError):
-    """The process of a role that cannot be replaced in the middle of a step is gone; the run goes on from its snapshot."""
 
 
 class TrainerService:
@@ -49,6 +50,7 @@ class TrainerService:
         hooks: Any,
         access: Callable[[int], tuple[BusAccess, ControllerAccess]],
         pulse: RolePulse,
+        critic: CriticLink,
     ) -> None:
         """`store` publishes weights; `hooks` is the controller's `RunHooks`; `access` gives the bus and controller of a stage."""
         self._assembly, self._directory, self._access = assembly, directory, access
@@ -57,6 +59,8 @@ class TrainerService:
         self._publisher: Publisher | None = None
         self._has_trained = False
         self._worn_out = asyncio.Event()
+        self._critic = critic
+        self._stage = 0
         self._pulse = pulse
         pulse.waits("the controller")
 
@@ -66,6 +70,11 @@ class TrainerService:
             self._worn_out.set()
             await asyncio.Event().wait()  # no deadline: the end of this process ends the call
         await self._assembly.begin_optimizer(stage)
+        self._stage = stage
+        if self._has_critic:
+            path = self._directory.reference(f"{self._assembly.config.stages[stage].name}-critic")
+            await self.write_reference(str(path))
+            await self._critic.call("begin", stage, str(path))
 
     async def worn_out(self) -> NoReturn:
         """Endless, as long as this process can be used."""
@@ -76,6 +85,9 @@ class TrainerService:
         self._pulse.busy(f"loading {Path(folder).parent.name}")
         await self._assembly.begin_optimizer(stage)
         await self._compute.run(self._assembly.backend.load, folder)
+        self._stage = stage
+        if self._has_critic:
+            await self._critic.call("load", stage, folder)
 
     async def first(self, number: int, incarnation: int) -> Version:
         """Publish what it holds, in a new incarnation when an earlier life of the trainer has published anything (WS1)."""
@@ -102,6 +114,8 @@ class TrainerService:
         assembly, self._has_trained = self._assembly, True
         setup = assembly.stage(notice.index, notice.first, notice.end)
         bus, controller = self._access(notice.index)
+        if self._has_critic:
+            await self._critic.call("join", notice)
         self._pulse.busy(f"with stage {setup.bounds.name}")
         trainer = Trainer(
             bus,
@@ -112,6 +126,7 @@ class TrainerService:
             setup.trainer,
             self._publisher,
             BatchDump(self._directory.dumps),
+            self._critic if self._has_critic else None,
         )
         await trainer.run(notice.first, notice.end)
         self._pulse.waits("the controller")
@@ -119,16 +134,26 @@ class TrainerService:
     async def capture(self) -> None:
         """Copy the state; `write_capture` takes it to the disk while training may go on."""
         self._captured = await self._compute.run(self._assembly.backend.capture)
+        if self._has_critic:
+            await self._critic.call("capture")
 
     async def write_capture(self, folder: str) -> None:
+        """Into `folder`, and the critic's beside it."""
         if self._captured is None:
             raise InvariantError("RR4", "write_capture was called without a capture")
         captured, self._captured = self._captured, None
         await self._assembly.compute("writer").run(captured.write, folder)
+        if self._has_critic:
+            await self._critic.call("write_capture", str(Path(folder).parent / CRITIC_FOLDER))
 
     async def write_reference(self, path: str) -> None:
         """The policy as it is now becomes the reference of a stage."""
         await self._compute.run(write_reference, self._assembly.backend.export(), Path(path))
+
+    @property
+    def _has_critic(self) -> bool:
+        """Whether the stage under way has one."""
+        return self._assembly.algorithm(self._assembly.config.stages[self._stage]).critic is not None
 
     @property
     def version(self) -> Version | None:
@@ -213,3 +238,15 @@ class _RemoteCapture:
                 return written.result(LOOK_S)
         written.cancel()
         raise RoleLostError(f"the trainer did not write its state into {path}")
+
+
+async def start_trainer(host: Host, tasks: TaskSet) -> None:
+    """Serve it; the controller commands it."""
+    hooks, pulse = host.client.proxy(HOOK), host.pulse.of("trainer")
+    service = TrainerService(
+        host.assembly, host.directory, weight_writer(host), hooks, host.access, pulse, CriticLink(host)
+    )
+    host.server.serve("trainer", service)
+    host.version = lambda: service.version
+    tasks.start("worn out", service.worn_out(), endless=True)
+    tasks.start("stay", host.stay(), endless=True)

@@ -13,7 +13,7 @@ from relax.core.error import UserError
 from relax.core.protocol import WeightReader
 from relax.runtime.place import RunPlace
 from relax.services.directory import RunDirectory
-from relax.services.remote.reach import own_ip
+from relax.services.remote.reach import ip_in
 from relax.weights.broadcast import BroadcastReader, BroadcastSource
 from relax.weights.catalog import Catalog
 from relax.weights.mirror import Mirror, MirrorReader
@@ -41,7 +41,7 @@ class WeightDesk:
         self.mirror = Mirror(near, far)
         self.catalog = CatalogService(Catalog(section.keep), self.mirror)
         reader = MirrorReader(near, far, self.catalog, self.mirror, "broadcast")
-        self.source = BroadcastSource(reader, own_ip(control) or LOOPBACK, section.bucket_bytes)
+        self.source = BroadcastSource(reader, ip_in(control) or LOOPBACK, section.bucket_bytes)
 
     @property
     def targets(self) -> dict[str, object]:

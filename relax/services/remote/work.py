@@ -1,0 +1,153 @@
+"""The work of a host: its roles, stage after stage, until it is ended.
+
+Entry of every host but the controller's. Roles of a stage are the very objects that the local runtime runs; here they get
+remote faces of bus and controller. Other roles stand for the whole life of their process.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from relax.bus.row import QueueClosedError
+from relax.config.table import load_object
+from relax.core.error import TransportError
+from relax.runtime.liveness import Pulse
+from relax.runtime.task import TaskSet
+from relax.services.remote.desk import StageNotice
+from relax.services.remote.host import BEAT_S, Host, RoleSpec, open_host
+from relax.services.remote.judge import ask_elsewhere
+from relax.services.stage import RoleParts, StageSetup, start_role
+
+END_S = 2.0
+"""How long a role whose queue was closed waits to hear that the stage is over, before it joins the stage anew."""
+
+Role = Callable[[Host, TaskSet], Awaitable[None]]
+"""Starts a role in a host's task set."""
+
+
+async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
+    """Work as the roles of `value`, a `RoleSpec`. Ends only by cancellation or an error."""
+    spec = RoleSpec.from_json(value)
+    async with AsyncExitStack() as stack:
+        host = await open_host(spec, pulse, stack)
+        async with TaskSet(f"host {spec.host}") as tasks:
+            tasks.start("device turns", host.turns.run(), endless=True)
+            stage_roles = [role for role in spec.roles if role not in STANDING]
+            if "judge" not in spec.roles:
+                ask_elsewhere(host)
+            for role in spec.roles:
+                start = STANDING.get(role) or PREPARING.get(role)
+                if start is not None:
+                    await load_object(start)(host, tasks)
+            # What is called from outside is served by now: the first word to the controller gives this host's address away.
+            tasks.start("beat", host.beat(BEAT_S), endless=True)
+            if stage_roles:
+                tasks.start("stages", work(host, stage_roles), endless=True)
+            pulse.ready()
+            await asyncio.Event().wait()  # no deadline: the launcher ends this process
+
+
+STANDING: Mapping[str, str] = {
+    "trainer": "relax.services.remote.trainer:start_trainer",
+    "critic": "relax.services.remote.critic:start_critic",
+    "engine": "relax.services.remote.engine:start_engine",
+    "evaluation": "relax.services.remote.evaluation:start_evaluation",
+    "judge": "relax.services.remote.judge:start_judge",
+}
+"""Roles that stand for the whole life of their process, and what starts each."""
+PREPARING: Mapping[str, str] = {
+    "rollout": "relax.services.remote.engine:prepare_rollout",
+    "reward": "relax.services.remote.work:prepare_reward",
+}
+"""Roles of stages that need something for the life of their process."""
+
+
+async def prepare_reward(host: Host, tasks: TaskSet) -> None:
+    await host.assembly.check_pool()
+
+
+async def work(host: Host, roles: list[str]) -> None:
+    """Endless. Consumes: stage notices. Waits for: the next stage, then its end. Unblocked by: the controller."""
+    desk = host.client.proxy("desk")
+    done = -1
+    while True:
+        host.waits("a stage", *roles)
+        notice = await desk.next_stage(done)
+        setup = host.assembly.stage(notice.index, notice.first, notice.end)
+        mine = [role for role in setup.plan.roles if role in roles]
+        idle = [role for role in roles if role not in mine]
+        host.busy(f"with stage {setup.bounds.name}", *mine) if mine else None
+        host.waits(f"stage {setup.bounds.name} to end", *idle) if idle else None
+        done = notice.index if await _stage(host, desk, notice, setup, mine) else -1
+
+
+async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, roles: list[str]) -> bool:
+    """Work until the stage is over; false when it was begun anew, or the connection was lost for so long that it may be."""
+    parts = await _parts(host, notice, setup, roles)
+    left = False
+
+    async def leave() -> None:
+        nonlocal left
+        await host.left.wait_for(lambda: host.is_left)  # no deadline: the end of the stage ends this wait
+        left = True
+
+    try:
+        async with TaskSet(f"stage {setup.bounds.name}") as tasks:
+            for role in roles:
+                start_role(role, tasks, setup, parts)
+            ends = [asyncio.ensure_future(desk.stage_over(notice.index)), asyncio.ensure_future(leave())]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    if end.done():
+                        end.result()
+            finally:
+                for end in ends:
+                    end.cancel()
+    except (QueueClosedError, TransportError):
+        # The queue was closed, or a call was lost: the stage is over or about to be said so, or else it goes on without us.
+        try:
+            async with asyncio.timeout(END_S):
+                await desk.stage_over(notice.index)
+        except TimeoutError:
+            left = True
+    finally:
+        await host.leave()
+    return not left
+
+
+async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list[str]) -> RoleParts:
+    """What the roles of this host are made of."""
+    assembly = host.assembly
+    bus, controller = host.join(notice.index)
+    for holder in host.holders:
+        await host.client.call(
+            f"bus-{notice.index}", "reattach", holder, ()
+        )  # what an earlier stay left held goes back
+    reference = None
+    if "reference" in roles:
+        from relax.services.reference import bind_reference
+
+        path = host.directory.reference(setup.bounds.name)
+        reference = (
+            await bind_reference(assembly, assembly.copy_model(), path),
+            assembly.compute("reference"),
+        )
+    teacher = None
+    if "teacher" in roles:
+        from relax.services.teacher import open_teacher
+
+        teacher = await open_teacher(assembly, setup.bounds.name)
+    return RoleParts(
+        bus,
+        controller,
+        assembly.renderer,
+        assembly.tasks,
+        host.generate,
+        reference,
+        assembly.supply.media,
+        holder=host.spec.host,
+        places=host.places,
+        teacher=teacher,
+    )
