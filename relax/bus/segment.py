@@ -41,6 +41,8 @@ WRITER = b"writer"
 """Metadata of the schema: who writes the segment, when that is not the process with the index."""
 
 _CHECKSUM = "crc32"
+_UNSIGNED = "0" * 10
+"""Where the checksum will stand: CRC-32 has ten digits at most."""
 _ALIGNMENT = 8
 _PADDING = tuple(map(bytes, range(_ALIGNMENT)))
 _PARALLEL_BYTES = 1 << 20
@@ -125,7 +127,7 @@ class SegmentWriter:
         if ends[-1] >= _PARALLEL_BYTES and type(self._file) is FileIO:
             end = self._append_large(self._file, rows, encoded, ends, parts)
         else:
-            head = _head(rows, encoded, ends, _crc(parts))
+            head = _make_head(rows, encoded, ends).signed(_crc(parts))
             end = self._append([head, *parts], len(head) + ends[-1])
         return ends, end - ends[-1]
 
@@ -140,17 +142,17 @@ class SegmentWriter:
         """As `_append`, of a batch that is worth a thread: its checksum is computed while it is written, and the head comes last."""
         checksums: list[int] = []
         thread = Thread(target=lambda: checksums.append(_crc(parts)), name="checksum")
-        start = self._end + len(_head(rows, encoded, ends, 0))
+        unsigned = _make_head(rows, encoded, ends)
         thread.start()
         try:
-            file.seek(start)
+            file.seek(self._end + len(unsigned.data))
             self._has_failed = True
             _write_vector(file, parts, ends[-1])
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
         finally:
             thread.join()  # no deadline: it reads memory
-        head = _head(rows, encoded, ends, checksums[0])
+        head = unsigned.signed(checksums[0])
         self._append([head], len(head))
         file.seek(ends[-1], os.SEEK_CUR)
         self._end += ends[-1]
@@ -258,25 +260,38 @@ def _frame() -> BatchFrame:
     return BatchFrame(SCHEMA)
 
 
-def _head(
-    rows: Mapping[str, Mapping[str, Any]], encoded: list[tuple[str, str, Any, int]], ends: list[int], data_checksum: int
-) -> bytes:
-    """A batch up to its cells: one line per cell, and a last one with the checksum of everything."""
+class _Head(NamedTuple):
+    """A batch up to its cells: one line per cell, and a last one with the checksum of everything, `digits` bytes from the beginning."""
+
+    data: bytearray
+    digits: int
+    texts: tuple[list[str], ...]
+    offsets: bytes
+
+    def signed(self, data_checksum: int) -> bytearray:
+        checksum = _checksum(self.texts, self.offsets, data_checksum)
+        self.data[self.digits : self.digits + len(_UNSIGNED)] = b"%010d" % checksum
+        return self.data
+
+
+def _make_head(
+    rows: Mapping[str, Mapping[str, Any]], encoded: list[tuple[str, str, Any, int]], ends: list[int]
+) -> _Head:
     places = [row for row, cells in rows.items() for _ in cells]
     names = [name for cells in rows.values() for name in cells]
     kinds = [kind for kind, _, _, _ in encoded]
     shapes = [shape for _, shape, _, _ in encoded]
     offsets = array("q", [*ends, ends[-1]]).tobytes()
-    checksum = f"{_checksum((places, names, kinds, shapes), offsets, data_checksum):010d}"
     columns = [
         text_column([*places, ""]),
         _known_texts((*names, "")),
         _known_texts((*kinds, _CHECKSUM)),
-        text_column([*shapes, checksum]),
+        text_column([*shapes, _UNSIGNED]),
     ]
-    return b"".join(
-        [_frame().metadata(columns, len(encoded) + 1, ends[-1]), *(column.data for column in columns), offsets]
-    )
+    front = b"".join([_frame().metadata(columns, len(encoded) + 1, ends[-1]), *(column.data for column in columns[:3])])
+    last = columns[3]
+    digits = len(front) + (last.offsets_size + 7 & ~7) + last.text_size - len(_UNSIGNED)
+    return _Head(bytearray(front + last.data + offsets), digits, (places, names, kinds, shapes), offsets)
 
 
 @lru_cache(maxsize=1024)

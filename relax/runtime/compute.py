@@ -45,9 +45,9 @@ class ComputeThread:
         if self._closed:
             raise InvariantError("RR7", f"compute thread {self.name} is closed; {function!r} was not called")
         # run_in_executor would cancel a call still in the queue together with its waiter: the future is shielded.
-        return await asyncio.shield(
-            asyncio.get_running_loop().run_in_executor(self._executor, self._call, function, args)
-        )
+        call = asyncio.get_running_loop().run_in_executor(self._executor, self._call, function, args)
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # who stopped waiting does not ask for it
+        return await asyncio.shield(call)
 
     def close(self) -> None:
         """Finish the calls already made, then end and join the thread."""

@@ -11,6 +11,7 @@ from relax.algorithms.config_critic import CriticConfig
 from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
 from relax.core.error import ConfigError
+from relax.services.check_runtime import runtime_problems
 from relax.services.controller import GroupSize
 from relax.services.gate_state import GatePolicy
 from relax.training.config import ScheduleConfig
@@ -104,7 +105,7 @@ def check_run(config: RunConfig) -> list[str]:
     dtypes = getattr(backend, "dtypes", (dtype,))
     if dtype not in dtypes:
         problems.append(f"model.dtype: backend {backend.type} trains in {', '.join(dtypes)}, not in {dtype}")
-    problems += _device_problems(config)
+    problems += runtime_problems(config)
     warnings: list[str] = []
     for index, stage in enumerate(config.stages):
         path = f"stages.{index}"
@@ -138,16 +139,3 @@ def check_run(config: RunConfig) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return warnings
-
-
-DEVICE_ROLES = ("trainer", "engine", "evaluation", "reference", "critic", "teacher", "judge")
-"""Roles that own a model; each of them may be named in `runtime.devices`, `engine-0` for one of several."""
-
-
-def _device_problems(config: RunConfig) -> list[str]:
-    devices: dict[str, str] = getattr(config.runtime, "devices", {})
-    unknown = [name for name in devices if name.partition("-")[0] not in DEVICE_ROLES]
-    return [
-        f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, engine-1, ..."
-        for name in unknown
-    ]

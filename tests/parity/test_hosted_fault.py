@@ -18,6 +18,7 @@ from relax.core.error import RelaxError
 from relax.core.message import Json
 from relax.engines.router import Router
 from relax.runtime.host import HostSpec
+from relax.services.cli.origin import config_text
 from relax.services.control.client import ControlClient
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
@@ -151,7 +152,8 @@ class Crashing(Inside):
 async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_message(
     tmp_path: Path, host: str
 ) -> None:
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(400), run={"grace_s": 5.0})
+    rare = {"every": 1000, "keep_last": 2}
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(400), run={"grace_s": 5.0}, training={"checkpoint": rare})
     inside, hub = Crashing(budget=3), Watcher()
 
     async def break_it(run: RemoteRun, inside: Crashing) -> None:  # type: ignore[override]
@@ -168,9 +170,12 @@ async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_
     assert "\n" not in message
     assert inside.starts[host] == 1 + 3  # the first start, and the budget
     assert not (run_root(config) / "summary.json").exists()
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(12))  # what was saved is of use
+    saved = list((run_root(config) / "checkpoints").glob("step-*"))
+    assert len(saved) == (host in ("reward-0", "engine-0")), "a checkpoint needs a trainer and a controller"
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(12))
+    RunDirectory(run_root(config)).config.write_text(config_text(config))
     summary = await ended(play(config, resume=True))
-    assert (summary["steps"], summary["ledger"]["balances"]) == (12, True)
+    assert (summary["steps"], summary["ledger"]) == (12, {**summary["ledger"], "trained": 48, "balances": True})
 
 
 # --- disks and trackers --------------------------------------------------------------------------------------------------

@@ -34,15 +34,16 @@ def distilled(path: Path) -> list[dict[str, Any]]:
     return [{"name": "rl", "steps": 3, "groups_per_step": 4, "algorithm": algorithm}]
 
 
-async def test_rule_de2_a_teacher_in_a_host_of_its_own_leads_to_the_same_bits(tmp_path: Path, sharp: Path) -> None:  # noqa: F811
+async def test_rule_de2_a_teacher_in_a_host_with_others_leads_to_the_same_bits(tmp_path: Path, sharp: Path) -> None:  # noqa: F811
     config = deterministic(tmp_path, stages=distilled(sharp))
     await train(config)
     weights = final_weights(config)
     shutil.rmtree(run_root(config))
-    config = deterministic(tmp_path, stages=distilled(sharp), runtime=RAY)
+    together = [{"name": "light", "roles": ["verdict", "teacher"]}]
+    config = deterministic(tmp_path, stages=distilled(sharp), runtime={**RAY, "hosts": together})
     inside = Inside()
     await play(config, inside)
-    assert {"teacher", "trainer", "rollout"} <= inside.processes.keys()
+    assert inside.processes.keys() == {"controller", "engine-0", "light", "rollout", "trainer"}
     assert same(weights, final_weights(config))
 
 

@@ -1,0 +1,59 @@
+"""What the runtime's node says of roles, checked against the roles that there are; and what needs roles in processes of their own.
+
+Part of `check`. Loads no torch and no Ray.
+"""
+
+from collections.abc import Iterator
+
+from relax.config.suggestion import suggestion
+from relax.config.tree import RunConfig
+from relax.runtime.config import RayConfig
+
+DEVICE_ROLES = ("trainer", "engine", "evaluation", "reference", "critic", "teacher", "judge")
+"""Roles that own a model; each of them may be named in `runtime.devices`, `engine-0` for one of several."""
+HOST_ROLES = (*DEVICE_ROLES, "rollout", "demonstration", "reward", "verdict", "advantage")
+"""Roles that may be put together in a host. The controller has a process of its own."""
+REPLICATED_ROLES = ("engine", "reward")
+"""Roles whose hosts come and go while the run goes on."""
+
+
+def runtime_problems(config: RunConfig) -> list[str]:
+    """One sentence for each thing that cannot work, with its key path first."""
+    return [*_devices(config), *(_hosts(config) if isinstance(config.runtime, RayConfig) else _one_process(config))]
+
+
+def _devices(config: RunConfig) -> Iterator[str]:
+    devices: dict[str, str] = getattr(config.runtime, "devices", {})
+    for name in devices:
+        if name.partition("-")[0] not in DEVICE_ROLES:
+            yield (
+                f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, "
+                "engine-1, ..."
+            )
+
+
+def _one_process(config: RunConfig) -> Iterator[str]:
+    if config.rollout.autoscale is not None:
+        yield (
+            "rollout.autoscale: is set, but engines cannot be added to one process; set runtime.type: ray, or leave it out"
+        )
+
+
+def _hosts(config: RunConfig) -> Iterator[str]:
+    runtime = config.runtime
+    assert isinstance(runtime, RayConfig)
+    if not config.bus.journal:
+        yield (
+            f"bus.journal: is false, but with runtime.type {runtime.type} rows travel through the journal's files (TQ8); set it to true"
+        )
+    named = [(f"runtime.hosts.{index}.roles", role) for index, host in enumerate(runtime.hosts) for role in host.roles]
+    named += [("runtime.resources", role) for role in runtime.resources]
+    known = (*HOST_ROLES, "controller")
+    for path, role in named:
+        if role not in known:
+            yield f"{path}: there is no role {role!r}; {suggestion(role, known)}"
+    for index, host in enumerate(runtime.hosts):
+        alone = [role for role in host.roles if role in ("controller", *REPLICATED_ROLES) and len(host.roles) > 1]
+        for role in alone:
+            if role != "reward":  # one reward process may be shared: the runtime's own rule refuses it with replicas
+                yield f"runtime.hosts.{index}.roles: {role!r} must have a process of its own; take it out of this host"

@@ -1,0 +1,31 @@
+"""Runtimes that do not fit the run are refused before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax.core.error import ConfigError
+from relax.services.check import check_run
+from tests.e2e.tiny import tiny_config
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"runtime": {"type": "ray", "hosts": [{"name": "light", "roles": ["rewards"]}]}}, "no role 'rewards'.*reward"),
+        ({"runtime": {"type": "ray", "resources": {"trianer": {"gpus": 1}}}}, "no role 'trianer'.*trainer"),
+        ({"runtime": {"type": "ray", "hosts": [{"name": "x", "roles": ["engine", "trainer"]}]}}, "'engine' must have"),
+        ({"runtime": {"type": "ray"}, "bus": {"journal": False}}, "bus.journal: is false"),
+        ({"rollout": {"max_staleness": 1, "autoscale": {"max": 2}}}, "cannot be added to one process"),
+        ({"runtime": {"type": "local", "devices": {"reward": "a"}}}, "runtime.devices.reward: no role"),
+    ],
+)
+def test_what_cannot_work_is_said_with_its_key(tmp_path: Path, sections: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_run(tiny_config(tmp_path, **sections))
+
+
+def test_light_roles_may_share_a_host(tmp_path: Path) -> None:
+    hosts = [{"name": "light", "roles": ["reward", "advantage", "demonstration"]}]
+    assert check_run(tiny_config(tmp_path, runtime={"type": "ray", "hosts": hosts})) == []
