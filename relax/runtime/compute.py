@@ -46,7 +46,9 @@ class ComputeThread:
             raise InvariantError("RR7", f"compute thread {self.name} is closed; {function!r} was not called")
         # run_in_executor would cancel a call still in the queue together with its waiter: the future is shielded.
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._call, function, args)
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # who stopped waiting does not ask for it
+        call.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # who stopped waiting does not ask for it
         return await asyncio.shield(call)
 
     def close(self) -> None:

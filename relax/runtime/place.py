@@ -175,12 +175,16 @@ def kill_marked(place: RunPlace, mark: str = "") -> int:
 
 
 def _holders_of(folder: Path) -> set[int]:
-    """Processes that hold a file below a folder open, as far as this user may see."""
+    """Processes that hold a file below a folder open, as far as this user may see.
+
+    Not a folder: another cleaner holds those while it removes them.
+    """
     found = set[int]()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if any(os.readlink(file).startswith(f"{folder}/") for file in (entry / "fd").iterdir()):
+                held = [file for file in (entry / "fd").iterdir() if os.readlink(file).startswith(f"{folder}/")]
+                if any(not file.is_dir() for file in held):
                     found.add(int(entry.name))
     return found
 

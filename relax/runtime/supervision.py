@@ -35,7 +35,8 @@ MAX_DETAIL = 4000
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """How a host stands, for status pages. `about` is what it said when it was last ready."""
+    """How a host stands, for status pages. `about` is what it said when it was last ready, `age_s` how old
+    its last beat is."""
 
     name: str
     roles: tuple[str, ...]
@@ -44,6 +45,7 @@ class HostView:
     pid: int | None
     node: str
     beat: Beat
+    age_s: float | None
     failures: int
     error: str
     log: str
@@ -106,7 +108,7 @@ class Supervision:
         self._perform(self._state.want(self._clock.time(), {name: spec.roles for name, spec in wanted.items()}))
 
     def restart(self, host: str, why: str) -> None:
-        """Kill a host, so that it is started again under its budget. Nothing happens when it has no process."""
+        """End a host's process and start the next, which counts as no failure. Nothing happens when it has no process."""
         self._perform(self._state.dismiss(self._clock.time(), host, why))
 
     async def stop(self) -> None:
@@ -160,6 +162,7 @@ class Supervision:
             pid,
             node,
             host.beat,
+            None if host.beat_s is None else self._clock.time() - host.beat_s,
             host.num_failures,
             host.last_error,
             host.log,

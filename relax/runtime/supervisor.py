@@ -134,6 +134,7 @@ class Host:
     placed: Placed | None = None
     log: str = ""
     beat: Beat = field(default_factory=Beat)
+    beat_s: float | None = None
     progress_s: float = 0.0
     told_stall: bool = False
     is_ready: bool = False
@@ -206,11 +207,11 @@ class Supervisor:
         return [told for host in list(self.hosts.values()) for told in self._end(now, host)]
 
     def dismiss(self, now: float, host: str, why: str) -> list[Instruction]:
-        """Kill a host that others found unfit, so that it is started again under its budget; nothing when it has no process."""
+        """End a host's process and start the next: no failure of the host. Nothing when it has no process."""
         entry = self.hosts.get(host)
         if entry is None or entry.phase not in (Phase.starting, Phase.ready, Phase.probing):
             return []
-        return self._kill(now, entry, f"was found unfit: {why}")
+        return [Report(host, "restart", f"{host} is started anew: {why}"), *self._end(now, entry)]
 
     # --- what happens to a process ---
 
@@ -243,7 +244,7 @@ class Supervisor:
             return []
         entry.serve_until(now)
         moved = beat.progress != entry.beat.progress or beat.is_waiting
-        entry.beat = beat
+        entry.beat, entry.beat_s = beat, now
         if not entry.is_ready or entry.phase not in (Phase.ready, Phase.probing):
             return []
         if moved:
@@ -278,7 +279,7 @@ class Supervisor:
         if entry is None:
             return []
         entry.serve_until(now)
-        entry.is_ready, entry.placed, entry.beat = False, None, Beat()
+        entry.is_ready, entry.placed, entry.beat, entry.beat_s = False, None, Beat(), None
         if self.is_stopping or not entry.wanted:
             return self._over(entry, Phase.stopped)
         if entry.leaving:  # it was to go, and is wanted again

@@ -53,6 +53,8 @@ def _hosts(config: RunConfig) -> Iterator[str]:
         if role not in known:
             yield f"{path}: there is no role {role!r}; {suggestion(role, known)}"
     for index, host in enumerate(runtime.hosts):
+        if host.name.rpartition("-")[0] in REPLICATED_ROLES or (host.name in known and host.name not in host.roles):
+            yield f"runtime.hosts.{index}.name: {host.name!r} is the name of another role's process; choose another name"
         alone = [role for role in host.roles if role in ("controller", *REPLICATED_ROLES) and len(host.roles) > 1]
         for role in alone:
             if role != "reward":  # one reward process may be shared: the runtime's own rule refuses it with replicas

@@ -105,11 +105,6 @@ class Controller:
     # --- stages ---
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a stage is, or was, under way."""
-        return self._stage is not None
-
-    @property
     def stage(self) -> StageBounds:
         return self._current.bounds
 
@@ -382,8 +377,10 @@ class Controller:
             self.changed.notify()
 
     def status(self) -> Mapping[str, Json]:
-        """For `relax status`: where the gate stands."""
+        """For `relax status`: where the gate stands; nothing before the first stage."""
         gate = self.gate
+        if self._stage is None:
+            return {}
         return {
             "stage": self.stage.name,
             "step": gate.step,

@@ -75,6 +75,9 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "rollout/load": Metric("share", "share of the engines' places in use (roles in processes of their own)"),
     "rollout/sampled_tokens": Metric("tokens", "sampled tokens of all groups that have ended"),
     "rollout/wasted_tokens": Metric("tokens", "those of groups that ended without being trained"),
+    "rollout/resends": Metric(
+        "requests", "requests that were sent to an engine again after the first was lost or let go of them, where the router is"
+    ),
     "train/groups": Metric("groups", "groups of the step"),
     "train/rows_skipped": Metric("rows", "rows left out of the forward pass because their gradient is exactly zero"),
     "train/tokens": Metric("tokens", "masked tokens of the step"),

@@ -102,13 +102,17 @@ class Run:
             stack.push_async_callback(self._samples.close)
             stack.push_async_callback(self._assembly.close)
             stack.callback(self._close_journal)
-            stack.push_async_callback(
-                self._site.close
-            )  # first: who calls from outside finds everything open, or nobody
+            # First to go: who calls from outside finds everything open, or nobody.
+            stack.push_async_callback(self._site.close)
             await self._build()
             stack.enter_context(calm_collector())
             stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
-            ended = await self._run()
+            try:
+                ended = await self._run()
+            except UserError as error:
+                self._hub.notice("failure", f"{self._config.run.name}: {error}")
+                raise
+            self._hub.notice("end", f"{self._config.run.name} {'was stopped' if ended else 'is finished'}")
             seconds = self._progress.seconds
             return write_summary(self._config, self._directory, self._ledger, seconds, stopped=ended)
 
@@ -372,7 +376,7 @@ class Run:
         """Endless. Roles in other processes change between two steps too; waits for nothing but time."""
         while True:
             await asyncio.sleep(STATUS_S)
-            if self._controller.has_begun:
+            if self._controller.status():
                 self._write_status(self._controller.gate.step)
 
     def _write_status(self, step: int) -> None:

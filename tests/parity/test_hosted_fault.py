@@ -56,11 +56,6 @@ async def undisturbed(directory: Path, **sections: Any) -> tuple[Any, Any, Any]:
     return found
 
 
-async def reached(hub: Watcher, step: int) -> None:
-    while step not in hub.metrics:
-        await asyncio.sleep(0.01)
-
-
 async def ended(run: Any) -> Any:
     async with asyncio.timeout(END_S):
         return await run
@@ -77,7 +72,7 @@ async def test_rule_rr8_all_engines_killed_at_once_lose_nothing(tmp_path: Path) 
 
     async def kill(run: RemoteRun, inside: Inside) -> None:
         for step in (0, 4, 6):
-            await reached(hub, step)
+            await hub.reached(step)
             await asyncio.gather(*(inside.kill(f"engine-{number}") for number in range(3)))
 
     summary = await ended(play(config, inside, hub, during=kill))
@@ -113,7 +108,7 @@ async def test_rule_rr8_engines_come_and_go_during_training(tmp_path: Path, rout
     inside, hub, operations = Inside(), Watcher(), []
 
     async def scale(run: RemoteRun, inside: Inside) -> None:
-        await reached(hub, 1)
+        await hub.reached(1)
         for wanted in (3, 1) * 3:
             operations.append(await operate(config, "/v1/scale", {"replicas": {"rollout": wanted}}))
 
@@ -157,7 +152,7 @@ async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_
     inside, hub = Crashing(budget=3), Watcher()
 
     async def break_it(run: RemoteRun, inside: Crashing) -> None:  # type: ignore[override]
-        await reached(hub, 4)
+        await hub.reached(4)
         inside.broken.add(host)
         await inside.kill(host)
 
@@ -210,7 +205,7 @@ async def test_rule_rr6_a_journal_that_the_disk_does_not_take_ends_the_run_with_
     hub = Watcher()
 
     async def fill(run: RemoteRun, inside: Inside) -> None:
-        await reached(hub, 3)
+        await hub.reached(3)
         full_disk(what)
 
     with pytest.raises(RelaxError) as raised:

@@ -204,6 +204,8 @@ async def main(address, directory):
     async with build_ray(RayConfig(address=address or None), Path(directory)) as hosts:
         hosts.want([HostSpec(name, (name,), "tests.runtime.host_calls:serve") for name in "ab"])
         await hosts.until_ready()
+        assert (hosts.home and hosts.home.ip) == ("127.0.0.1" if address else None), hosts.home
+        assert not address or {one.node for one in hosts.view()} == {hosts.home.node}
         print(*(one.pid for one in hosts.view()), flush=True)
         await asyncio.Event().wait()
 
@@ -288,3 +290,4 @@ def test_a_host_asks_for_what_its_roles_ask_for() -> None:
     )
     assert host_resources(config, ("a", "b", "c")) == (Resources(3, 1, "n"), {"X": "1"})
     assert host_resources(config, ("c",)) == (Resources(), {})
+    assert host_resources(config, ("a",), "b") == (Resources(2, 1, "n"), {}), "a host may be named instead of its role"

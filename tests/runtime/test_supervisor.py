@@ -223,12 +223,13 @@ def test_a_host_whose_work_is_done_is_not_started_again() -> None:
     assert state.due_s == math.inf
 
 
-def test_a_host_found_unfit_by_others_is_killed_and_restarted_under_its_budget() -> None:
+def test_a_host_that_is_to_be_started_anew_has_not_failed() -> None:
     state = serving()
-    assert kinds(state.dismiss(1.0, "engine-0", "its weights fail the proof")) == ["hung", "Kill"]
+    assert kinds(state.dismiss(1.0, "engine-0", "a restart was asked for")) == ["restart", "Stop"]
     assert state.dismiss(1.0, "engine-0", "again") == []
-    assert kinds(state.exited(1.1, "engine-0", 1, Exit("killed"))) == ["restart"]
-    assert "fail the proof" in state.hosts["engine-0"].last_error
+    assert state.exited(1.1, "engine-0", 1, Exit("it was asked to stop")) == []
+    assert kinds(state.tick(1.1)) == ["Start"]
+    assert (state.hosts["engine-0"].incarnation, state.hosts["engine-0"].num_failures) == (2, 0)
 
 
 def test_events_of_the_past_change_nothing() -> None:

@@ -28,15 +28,15 @@ from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.services.access import TRAINER, StepOutcome
 from relax.services.account import END_STATES, Account
 from relax.services.controller import Controller, GroupSize, StageBounds
-from relax.services.gate_sampler import GateSampler
 from relax.services.gate import Gate
+from relax.services.gate_sampler import GateSampler
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
 from relax.services.recovery import Recovery, StagePlace, recover
 from relax.services.register import Register
 from relax.services.resume import RunState, complete_states, newest_state
 from relax.services.row import failed_row, trajectory_rows
-from relax.services.snapshot import KEPT, Snapshots, StageCursor, LocalTrainable
+from relax.services.snapshot import KEPT, LocalTrainable, Snapshots, StageCursor
 from relax.training.checkpoint import CheckpointStore
 
 SUBSCRIPTIONS = (

@@ -20,8 +20,8 @@ from relax.runtime.clock import LoopClock
 from relax.services.access import TRAINER, StepOutcome
 from relax.services.account import Account
 from relax.services.controller import Controller, GroupSize, StageBounds
-from relax.services.gate_sampler import GateSampler
 from relax.services.gate import Gate
+from relax.services.gate_sampler import GateSampler
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
 from relax.services.register import Register

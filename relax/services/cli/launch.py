@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
+from relax.config.tree import RunConfig
 from relax.core.message import Json
 
 CLOSE_S = 10.0
@@ -23,6 +24,11 @@ CLOSE_S = 10.0
 SAY_S = 1.0
 """What the last words of a process may take: the thread that is stuck may hold the lock of the terminal."""
 _SHOW_CURSOR = b"\x1b[?25h"
+
+
+def close_s_of(config: RunConfig) -> float:
+    """`CLOSE_S`, and what processes of roles may take to stop, to be killed, and to leave their cluster."""
+    return CLOSE_S + 3 * float(getattr(config.runtime, "stop_s", 0.0))
 
 
 class Runnable(Protocol):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from relax.core.error import RelaxError, UserError
 from relax.services.cli.argument import open_run
-from relax.services.cli.launch import CLOSE_S
+from relax.services.cli.launch import CLOSE_S, close_s_of
 from relax.services.cli.prepare import resumable_step
 from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
@@ -32,7 +32,7 @@ def stop_command(
     config, directory = open_run(run)
     owner = directory.owner
     if owner is not None:
-        _stop(directory, owner, config.run.grace_s + CLOSE_S + MARGIN_S, kill)
+        _stop(directory, owner, config.run.grace_s + close_s_of(config) + MARGIN_S, kill)
     for line in clean_up(directory):
         _say(line)
     if owner is None:

@@ -16,7 +16,7 @@ from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.message import Json
 from relax.services.best import check_retention
 from relax.services.check import check_run
-from relax.services.cli.launch import Outcome, Runnable, launch
+from relax.services.cli.launch import Outcome, Runnable, close_s_of, launch
 from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
@@ -77,7 +77,7 @@ def _run(request: Request) -> Outcome:
         try:
             hub = build_monitors(config, directory, outline_of(config))
 
-            return launch(_runnable(request, hub), config.run.grace_s, _say)
+            return launch(_runnable(request, hub), config.run.grace_s, _say, close_s=close_s_of(config))
         except RelaxError as error:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)

@@ -60,7 +60,6 @@ class ControllerProcess:
         self._attempts = 0
         self._stopping = False
         self._control = RunControl(self._config, self._find)
-        self._ended: asyncio.Future[dict[str, Json]] | None = None
 
     # --- what the launcher calls ---
 
@@ -78,11 +77,6 @@ class ControllerProcess:
         """What the launcher is to do; see `RunControl.fetch`."""
         return await self._control.fetch(after)
 
-    async def outcome(self) -> dict[str, Json]:
-        """The summary, once the run has ended. Raises what ended it otherwise."""
-        assert self._ended is not None
-        return await asyncio.shield(self._ended)
-
     # --- the run ---
 
     def _find(self) -> tuple[Run, RemoteSite] | None:
@@ -92,7 +86,6 @@ class ControllerProcess:
         return self._run, self._site
 
     async def execute(self) -> dict[str, Json]:
-        self._ended = asyncio.get_running_loop().create_future()
         if self._spec.incarnation > 1:
             self._turns.wait_for_the_living(self._config.runtime.devices.values())  # type: ignore[attr-defined]
         async with AsyncExitStack() as stack:
@@ -106,14 +99,8 @@ class ControllerProcess:
             tasks.start("control server", server.serve(), endless=True)
             if self._config.rollout.autoscale is not None:
                 tasks.start("autoscale", self._autoscale(operator, self._config.rollout.autoscale), endless=True)
-            try:
-                summary = await self._attempt_until_done()
-            except Exception as error:
-                self._ended.set_exception(error)
-                self._ended.exception()  # nobody may ask for it
-                raise
-            self._ended.set_result(summary)
-            return summary
+            return await self._attempt_until_done()
+        raise AssertionError("the block above returns or raises")
 
     async def _attempt_until_done(self) -> dict[str, Json]:
         while True:

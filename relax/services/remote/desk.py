@@ -140,7 +140,7 @@ class Desk:
         """A host's connection is lost: what its roles hold goes back at once."""
         entry = self.hosts.pop(host, None)
         if entry is not None and self._bus is not None:
-            for holder in entry.arrival.holders:
+            for holder in {*entry.arrival.holders, host}:  # the host's own name: it wrote a segment under it
                 await self._bus.drop_holder(holder)
         self.changed.notify()
 

@@ -18,7 +18,7 @@ MAX_WAITING = 4096
 FETCH_S = 20.0
 """How long one fetch waits for news."""
 
-Entry: TypeAlias = tuple[int, Literal["step", "samples"], int, Json]
+Entry: TypeAlias = tuple[int, Literal["step", "samples", "notice"], int, Json]
 """Number, kind, step, and what was logged."""
 
 
@@ -35,6 +35,9 @@ class Feed:
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None:
         self._add("samples", step, [dict(sample) for sample in samples])
+
+    def notice(self, kind: str, text: str) -> None:
+        self._add("notice", 0, [kind, text])
 
     async def run(self) -> NoReturn:
         """Endless: the launcher fetches."""
@@ -55,7 +58,7 @@ class Feed:
             return []
         return list(self._entries)[:256]
 
-    def _add(self, kind: Literal["step", "samples"], step: int, content: Json) -> None:
+    def _add(self, kind: Literal["step", "samples", "notice"], step: int, content: Json) -> None:
         self._number += 1
         self._entries.append((self._number, kind, step, content))
         self._changed.notify()
@@ -67,7 +70,9 @@ def pass_on(entries: Sequence[Entry], hub: MonitorHub) -> int | None:
     for number, kind, step, content in entries:
         if kind == "step":
             hub.step(step, content)
-        else:
+        elif kind == "samples":
             hub.samples(step, content)
+        else:
+            hub.notice(*content)
         last = number
     return last

@@ -157,7 +157,8 @@ class Host:
         if not isinstance(self.generate, Router):
             return {}
         found = dict(zip(("rollout/queue_s", "rollout/load"), self.generate.take_load(), strict=True))
-        return {name: value for name, value in found.items() if value is not None}
+        known = {name: value for name, value in found.items() if value is not None}
+        return {**known, "rollout/resends": float(self.generate.resends)}
 
     async def beat(self, beat_s: float) -> None:
         """Endless. Tells the controller how this host fares; waits for nothing but time."""

@@ -97,22 +97,21 @@ class RemoteRun:
         try:
             summary: dict[str, Json] = await hosts.until_finished(CONTROLLER)
         except HostError as error:
-            await self._stop_with_checkpoint()
+            await self._stop_with_checkpoint(hosts)
             raise RelaxError(str(error)) from error
         if "error" in summary:
             kind = UserError if summary["kind"] == "user" else RelaxError
             raise kind(str(summary["error"]))
         return summary
 
-    async def _stop_with_checkpoint(self) -> None:
+    async def _stop_with_checkpoint(self, hosts: Supervision) -> None:
         """A role cannot be had any more (RR6): what the others can still save is saved, within the grace time."""
         if self._failure is None or CONTROLLER in self._failure.roles:
             return
         with suppress(TimeoutError, RelaxError):
             async with asyncio.timeout(self._config.run.grace_s):
                 await self.stop()
-                assert self._client is not None
-                await self._client.call("control", "outcome")
+                await hosts.until_gone(CONTROLLER)
 
     # --- hosts ---
 
@@ -200,10 +199,13 @@ class RemoteRun:
 
     def _told(self, report: Report) -> None:
         _report.warning("%s: %s", report.host, report.text)
+        if report.kind != "recovered":
+            self._hub.notice("restart" if report.kind == "restart" else "stall", report.text)
 
     def _gave_up(self, given_up: GiveUp) -> None:
         self._failure = given_up
         _report.error("%s", given_up.message)
+        self._hub.notice("failure", given_up.message)
 
 
 def _view(view: HostView) -> Mapping[str, Any]:
@@ -216,6 +218,7 @@ def _view(view: HostView) -> Mapping[str, Any]:
         "pid": view.pid,
         "node": view.node,
         "beat": view.beat.to_json(),
+        "age_s": None if view.age_s is None else round(view.age_s, 3),
         "failures": view.failures,
         "error": view.error,
     }
