@@ -30,14 +30,18 @@ async def open_reference(assembly: "Assembly", path: Path, fresh: bool) -> tuple
 
 async def bind_reference(assembly: "Assembly", model: Any, path: Path) -> TrainBackend:
     """A backend around `model`, which gets the weights in `path`. Raises UserError when they are gone."""
+    await assembly.compute("reference").run(_bind, model, path)
+    backend = assembly.make_backend(model)
+    assembly.sharing.add("reference", backend)
+    return backend
+
+
+def _bind(model: Any, path: Path) -> None:
     if not path.exists():
         raise UserError(
             f"{path} is gone: a resumed run needs the policy that its stage began with; start the run again"
         )
-    await assembly.compute("reference").run(lambda: bind_tensors(model, load_file(path)))
-    backend = assembly.make_backend(model)
-    assembly.sharing.add("reference", backend)
-    return backend
+    bind_tensors(model, load_file(path))
 
 
 def write_reference(tensors: Mapping[str, Any], path: Path) -> None:

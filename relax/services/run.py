@@ -7,16 +7,15 @@ checkpoint to resume from (RR1).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
-from relax.core.error import RelaxError, UserError
+from relax.core.error import UserError
 from relax.core.message import Json
 from relax.core.version import Version
 from relax.data.quarantine import Quarantine
@@ -41,14 +40,13 @@ from relax.services.site import Control, Hooks, Site
 from relax.services.snapshot import KEPT, Snapshots, StageCursor
 from relax.services.stage import run_stage
 from relax.services.stall import watch
+from relax.services.status_file import StatusFile
 from relax.services.summary import write_summary
 from relax.services.timeline import Timeline
 from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
 
-STATUS_S = 2.0
-"""Seconds between two writings of the status of a run whose roles are processes."""
 EVENTS_KEPT = 200
 """Events that stay in memory for the report of a stall; everything else has listened to them."""
 
@@ -88,6 +86,7 @@ class Run:
         self._recovered: RecoveredStage | None = None
         self._resume = resume
         self._incarnation = 0
+        self._is_built = self._stopping = False
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
         self._checkpoint: asyncio.Future[int] | None = None
@@ -105,6 +104,9 @@ class Run:
             # First to go: who calls from outside finds everything open, or nobody.
             stack.push_async_callback(self._site.close)
             await self._build()
+            self._is_built = True
+            if self._stopping:
+                await self._controller.request_stop()
             stack.enter_context(calm_collector())
             stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
             try:
@@ -127,7 +129,7 @@ class Run:
             stall_watch = watch(self._progress_mark, self._stall_report, self._config.run.stall_s)
             tasks.start("stall watch", stall_watch, endless=True)
             if self._site.is_remote:
-                tasks.start("status", self._keep_status(), endless=True)
+                tasks.start("status", self._status.keep(), endless=True)
             try:
                 await self._stages()
                 await self._settle_evaluation()
@@ -142,8 +144,10 @@ class Run:
         return is_stopped
 
     async def stop(self) -> None:
-        """Ask the run to stop at the next safe point; it then checkpoints and ends."""
-        await self._controller.request_stop()
+        """Ask the run to stop at the next safe point; it then checkpoints and ends. May be asked before it executes."""
+        self._stopping = True
+        if self._is_built:
+            await self._controller.request_stop()
 
     # --- what may be asked while it goes on ---
 
@@ -204,6 +208,7 @@ class Run:
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
         self._snapshots = self._make_snapshots()
+        self._status = StatusFile(self._directory, self._controller, self._site, lambda: self._progress.end)
         hooks = Hooks(self._before_step, self._after_step, lambda: self._log.last_number, self._report_evaluation)
         await self._site.open(hooks)
         if self._resume:
@@ -348,7 +353,7 @@ class Run:
         await self._projection.flush()
         await self._samples.flush(step - 1)
         await self._timeline.stepped(step - 1)
-        self._write_status(step)
+        self._status.write(step)
 
     async def _evaluate(self, version: Version) -> None:
         """Request an evaluation when one is due and not done: at both ends of a stage and every `eval.every` steps."""
@@ -371,25 +376,3 @@ class Run:
         every = self._config.training.snapshot_every
         if step == self._progress.end or (every and step % every == 0):
             await self._snapshots.snapshot()
-
-    async def _keep_status(self) -> NoReturn:
-        """Endless. Roles in other processes change between two steps too; waits for nothing but time."""
-        while True:
-            await asyncio.sleep(STATUS_S)
-            if self._controller.status():
-                self._write_status(self._controller.gate.step)
-
-    def _write_status(self, step: int) -> None:
-        status: Mapping[str, Json] = {
-            **self._controller.status(),
-            **self._site.gauge.status(),
-            "step": step,
-            "end": self._progress.end,
-            "account": self._controller.account.counts(),
-        }
-        try:
-            self._directory.write_json(self._directory.status, status)
-        except OSError as error:
-            raise RelaxError(
-                f"cannot write {self._directory.status}: {error.strerror}; free some space and --resume"
-            ) from error

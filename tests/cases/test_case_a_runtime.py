@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import relax.core
+from relax.config.control import ControlSection
+from relax.core.error import InvariantError
+from relax.runtime.wire_address import check_secret, parse_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,6 +33,21 @@ TASKS = {
     "relax/data/media/flight.py": "one medium that many ask for: each caller awaits it, and close cancels and awaits what is left",
     "relax/data/media/download.py": "an exchange on a thread: awaited by its caller, and when that is cancelled its end is looked at",
     "relax/engines/router.py": "a timer, awaited or cancelled where it was made",
+    "relax/runtime/device.py": "the move of a model between two turns: its end is an event of the turns, and close awaits it",
+    "relax/runtime/turn_compute.py": "a turn: awaited or given back by the call that asked for it",
+    "relax/runtime/turn_desk.py": "a request for a turn: its answer is told to who asked, and close awaits the rest",
+    "relax/runtime/hosted.py": "a host's entry: its end is the answer of `run`",
+    "relax/runtime/ray.py": "the life of an actor: `exit` awaits it",
+    "relax/runtime/supervision.py": "what attends a process: awaited or cancelled by the task that made it",
+    "relax/runtime/wire_client.py": "the connecting, whose end fails or sends the calls that wait; close awaits it",
+    "relax/runtime/wire_server.py": "a call: its end is its caller's answer, and close awaits what is left",
+    "relax/services/control/operator.py": "an operation: awaited by its task in a set, which keeps how it ended",
+    "relax/services/control/server.py": "the server: its end ends the task that waits for it",
+    "relax/services/remote/control.py": "a question to an attempt at the run: awaited or cancelled where it was made",
+    "relax/services/remote/site.py": "what follows from a lost connection: kept until it has ended; an error is logged by name",
+    "relax/services/remote/trainer.py": "a capture that a thread waits for",
+    "relax/services/remote/work.py": "the end of a stage: looked at or cancelled where it was made",
+    "relax/weights/broadcast.py": "a round of sending: awaited by the next one and by close",
 }
 """The only files that start a task of their own, and who waits for it."""
 
@@ -170,10 +188,21 @@ PORTS = {
 }
 
 
-def test_rule_se1_no_file_opens_a_port() -> None:
-    """There is no server yet; the one that comes binds to loopback, and gets a test of that in place of this one."""
-    assert files_that_call(PORTS) == set()
-    assert not [name for name, source in sources() if "uvicorn" in source]
+SERVERS = {
+    "relax/runtime/wire_address.py": "Unix sockets of this user, or TCP with a secret",
+    "relax/runtime/wire_server.py": "listens at what wire_address has bound",
+    "relax/services/remote/reach.py": "keeps the controller's TCP port for the run; only the controller listens at it",
+    "relax/services/control/server.py": "the control API: loopback, or an address for which a token was chosen",
+}
+"""The only files that open a port, and who can reach it."""
+
+
+def test_rule_se1_only_these_files_open_a_port_and_none_that_anybody_may_use() -> None:
+    assert files_that_call(PORTS) == SERVERS.keys()
+    with pytest.raises(InvariantError, match="SE1"):
+        check_secret(parse_address("tcp:127.0.0.1:0"), None)
+    assert list(ControlSection(host="0.0.0.0").other_machines_need_a_token())
+    assert not list(ControlSection(host="127.0.0.1").other_machines_need_a_token())
 
 
 @pytest.mark.parametrize(

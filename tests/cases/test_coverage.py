@@ -34,20 +34,14 @@ RULES = {
     "de": "1 2 3", "dt": "1 2 3 4", "tk": "1 2 3 4 5 6", "mm": "1 2 3 4 5 6", "lo": "1 2 3 4 5 6 7", "se": "1 2 3 4",
 }  # fmt: skip
 
-TURNS = "no two roles share a device yet"
 CASES_WITHOUT_CODE: Mapping[str, str] = {
-    "b9": "there is no critic beside the actor; the optimizer is restored with its model (B7, RR3)",
     "d15": "no sequence or context parallelism: a sequence is computed whole by one process",
     "i1": "no tool is called for a model yet",
-    "i3": "no gateway or proxy stands between an agent and the engines",
     "i4": "no turn is streamed",
     "i5": "no chat calls arrive from outside",
     "j7": "no experts are routed, so no routing is recorded",
 }  # fmt: skip
-RULES_WITHOUT_CODE: Mapping[str, str] = {
-    "rr1": "roles have no processes of their own: the run is the unit of failure, which RR3 is about",
-    "dt1": TURNS, "dt2": TURNS, "dt3": TURNS, "dt4": TURNS,
-}  # fmt: skip
+RULES_WITHOUT_CODE: Mapping[str, str] = {}
 """Each may only leave these tables: with its first test, which `test_no_reason_is_stale` then asks for."""
 
 _NAME = re.compile(r"test_(case|rule)((?:_(?:and_)?[a-z]{1,2}[0-9]+)+)(?:_|$)")

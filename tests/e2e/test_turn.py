@@ -10,7 +10,7 @@ import torch
 
 from relax.core.error import ConfigError
 from relax.services.check import check_run
-from tests.e2e.tiny import final_weights, open_ledger, tiny_config, train
+from tests.e2e.tiny import final_weights, open_ledger, tiny_config, tiny_tree, train
 
 SHARED: dict[str, Any] = {"devices": {"trainer": "a", "engine": "a"}, "min_turn_s": 0.05}
 LIMIT_S = 120.0
@@ -112,3 +112,12 @@ def test_a_role_that_has_no_device_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_run(config)
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["runtime.devices.trainr"]
+
+
+async def test_rule_dt2_a_trainer_that_shares_its_device_asks_with_a_whole_step_in_hand(
+    tmp_path: Path, spans: list[str]
+) -> None:
+    """Its steps could stream: four groups, each a micro-batch. It has one turn for them, and short ones for snapshot and proof."""
+    training = {**tiny_tree(tmp_path)["training"], "microbatch_tokens": 8}
+    await run(tmp_path, SHARED, training=training, stages=tiny_tree(tmp_path)["stages"][1:])
+    assert spans.count("trainer") <= 4 * 5 + 2

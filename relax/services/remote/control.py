@@ -4,8 +4,9 @@ Roles are started and ended by the launcher: it fetches orders, and says how eve
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
@@ -59,6 +60,8 @@ class RunControl:
         self._views: Sequence[Mapping[str, Json]] = ()
         self._orders = Orders()
         self._changed = Signal()
+        self.is_paused = False
+        """Outlives the attempt at which a person asked for it."""
 
     # --- the launcher ---
 
@@ -110,9 +113,9 @@ class RunControl:
             case Restart(role=role):
                 return [f"end the process {self._host_of(role)} and start it anew"]
             case Pause():
-                return [] if self._is_paused() else ["admit no new groups"]
+                return [] if self.is_paused else ["admit no new groups"]
             case Resume():
-                return ["admit groups again"] if self._is_paused() else []
+                return ["admit groups again"] if self.is_paused else []
             case Checkpoint():
                 return ["write a checkpoint at the next step boundary"]
             case Evaluate():
@@ -134,11 +137,12 @@ class RunControl:
             case Pause() | Resume():
                 is_paused = isinstance(request, Pause)
                 await self._attempt()[0].controller.pause(is_paused)
+                self.is_paused = is_paused
                 return {"paused": is_paused}
             case Checkpoint():
-                return {"step": await self._attempt()[0].checkpoint()}
+                return {"step": await self._ask(Run.checkpoint)}
             case Evaluate():
-                return {"step": await self._attempt()[0].evaluate()}
+                return {"step": await self._ask(Run.evaluate)}
             case Attach():
                 raise UserError(str(self.plan(request)))
 
@@ -254,9 +258,22 @@ class RunControl:
 
     # --- the attempt ---
 
-    def _is_paused(self) -> bool:
-        found = self._find()
-        return found is not None and found[0].controller.is_paused
+    async def _ask(self, ask: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
+        """What was asked of one attempt ends with it."""
+        run = self._attempt()[0]
+        asked = asyncio.ensure_future(ask(run))
+        over = asyncio.ensure_future(
+            self._changed.wait_for(lambda: (found := self._find()) is None or found[0] is not run)
+        )
+        try:
+            # No deadline: the operation has one.
+            await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
+            return asked.result()
+        finally:
+            asked.cancel()
+            over.cancel()
 
     def _attempt(self) -> tuple[Run, RemoteSite]:
         found = self._find()

@@ -4,7 +4,6 @@ Gate, register, bus index, journal, ledger and weight catalog live here. When th
 attempt recovers from the newest snapshot and the journal; roles that live on connect again and keep what they hold (RR1, RR2).
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -124,7 +123,7 @@ class ControllerProcess:
         )
         self._run = run
         if self._stopping:
-            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(run.stop()))
+            await run.stop()
         return await run.execute()
 
     async def _autoscale(self, operator: Operator, section: AutoscaleSection) -> None:
@@ -155,11 +154,14 @@ class ControllerProcess:
             first_revision=(self._spec.incarnation << 40) + (self._attempts << 24),
             views=lambda: self._control.views,
             turns=self._turns.turns.measures,
+            is_paused=lambda: self._control.is_paused,
+            settle=self._feed.settle,
         )
         return self._site
 
     def _gone(self, caller: Caller) -> None:
-        if self._site is not None:
+        # A connection that was half dead may end long after its host, or the next of that name, has come with another one.
+        if self._site is not None and all(one.name != caller.name for one in self._server.callers):
             self._site.gone(caller.name)
 
 

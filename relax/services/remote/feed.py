@@ -7,6 +7,7 @@ is restarted. What was not fetched when the controller died is in the ledger onl
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, NoReturn, TypeAlias
 
 from relax.core.message import Json
@@ -15,6 +16,8 @@ from relax.services.signal import Signal
 
 MAX_WAITING = 4096
 """Entries that wait for the launcher; of more the oldest are dropped."""
+SETTLE_S = 2.0
+"""How long the end of a run waits for the launcher to have fetched what is left."""
 FETCH_S = 20.0
 """How long one fetch waits for news."""
 
@@ -47,10 +50,17 @@ class Feed:
     async def close(self) -> None:
         """What is left stays for the launcher."""
 
+    async def settle(self) -> None:
+        """Return once the launcher has everything, or after a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._changed.wait_for(lambda: not self._entries)
+
     async def fetch(self, after: int) -> list[Entry]:
         """Entries with a number above `after`, as soon as there are any; none after a while. What is not above is forgotten."""
         while self._entries and self._entries[0][0] <= after:
             self._entries.popleft()
+            self._changed.notify()
         try:
             async with asyncio.timeout(FETCH_S):
                 await self._changed.wait_for(lambda: bool(self._entries))

@@ -62,6 +62,7 @@ class RemoteRun:
         self._client: WireClient | None = None
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
+        self._stopping = False
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
@@ -91,6 +92,7 @@ class RemoteRun:
     async def stop(self) -> None:
         """Ask the run to stop at the next safe point; it then checkpoints and ends."""
         assert self._client is not None
+        self._stopping = True
         await self._client.call("control", "stop")
 
     async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
@@ -177,6 +179,8 @@ class RemoteRun:
         control = self._client.proxy("control")
         while True:
             await control.saw([_view(view) for view in self._supervision.view()])
+            if self._stopping:
+                await control.stop()  # again: a controller that was started since does not know
             await asyncio.sleep(ROLES_S)
 
     async def _follow_orders(self, hosts: Supervision, runtime: RayConfig) -> None:

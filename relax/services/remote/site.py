@@ -5,9 +5,10 @@ in the journal and in the weight catalog.
 """
 
 import asyncio
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ from relax.services.site import Control, Gauge, Hooks
 from relax.services.stage import StageSetup, rollout_lease_s
 from relax.weights.service import CatalogService
 
+_log = logging.getLogger(__name__)
+
 EVALUATIONS = "evaluations"
 
 
@@ -61,12 +64,18 @@ class RemoteEvaluation:
     def __init__(self, catalog: CatalogService, hooks: Hooks, desk: Desk) -> None:
         self._catalog, self._hooks, self._desk = catalog, hooks, desk
         self._requests: deque[EvaluationRequest] = deque()
+        self._held: Counter[Version] = Counter()  # a version may be asked for again while it waits
         self.next_number = 0
 
     async def request(self, version: Version, step: int) -> None:
         await self._catalog.hold(version, EVALUATIONS)
-        # No deadline: an evaluation ends, or its process is replaced and does it again, or the run is given up.
-        await self._desk.changed.wait_for(lambda: len(self._requests) < self.MAX_WAITING)
+        self._held[version] += 1
+        try:
+            # No deadline: an evaluation ends, or its process is replaced and does it again, or the run is given up.
+            await self._desk.changed.wait_for(lambda: len(self._requests) < self.MAX_WAITING)
+        except BaseException:
+            await self._let_go(version)
+            raise
         self._requests.append(EvaluationRequest(version, step))
         self._desk.changed.notify()
 
@@ -79,6 +88,16 @@ class RemoteEvaluation:
     async def run(self) -> None:
         """Endless: the work is done elsewhere."""
         await asyncio.Event().wait()
+
+    async def settle(self) -> None:
+        """What an earlier attempt held, and this one did not ask for again, may go."""
+        await self._catalog.reattach(EVALUATIONS, tuple(self._held))
+
+    async def _let_go(self, version: Version) -> None:
+        self._held[version] -= 1
+        if not self._held[version]:
+            del self._held[version]
+            await self._catalog.release(version, EVALUATIONS)
 
     # --- what the evaluation's process calls ---
 
@@ -95,8 +114,8 @@ class RemoteEvaluation:
         self.next_number = next_number
         number = self._hooks.number()
         self._hooks.evaluated(replace(result, rows=[replace(row, event=number) for row in result.rows]))
-        await self._catalog.release(request.version, EVALUATIONS)
         self._desk.changed.notify()
+        await self._let_go(request.version)
 
 
 @dataclass(slots=True)
@@ -119,11 +138,14 @@ class RemoteCrew:
 
     def start(self, tasks: TaskSet, setup: StageSetup, bus: TransferQueue) -> None:
         self.site.on_fleet = self.controller.changed.notify
+        self.controller.is_paused = self.site.is_paused()
 
     async def train(self, setup: StageSetup, bus: TransferQueue) -> None:
         index = self.notice.index
         self.site.serve(f"bus-{index}", bus)
         self.site.serve(f"controller-{index}", self.controller)
+        if self.site.evaluation is not None:
+            await self.site.evaluation.settle()
         await self.site.desk.begin(self.notice, bus, self.continues)
         try:
             await self.site.trainer.call("train", self.notice)
@@ -131,9 +153,14 @@ class RemoteCrew:
             raise
         except BaseException:
             # Before the bus is closed: to everybody else this stage is not over, only the connection is lost.
+            self.site.is_open = False
             await self.site.server.close()
             raise
         self.site.desk.end()
+
+
+async def _settled() -> None:
+    """Nobody has to be waited for."""
 
 
 @dataclass
@@ -153,6 +180,9 @@ class RemoteSite:
     views: Callable[[], Sequence[Mapping[str, Json]]] = tuple
     turns: Callable[[], Mapping[str, float]] = dict
     """What turns on shared devices have cost."""
+    is_paused: Callable[[], bool] = lambda: False
+    settle: Callable[[], Awaitable[None]] = _settled
+    """Waits, not for long, until the launcher has what was logged."""
     desk: Desk = field(default_factory=Desk)
     evaluation: RemoteEvaluation | None = None
     on_fleet: Callable[[], None] = lambda: None
@@ -215,6 +245,8 @@ class RemoteSite:
         return self.desk.progress()
 
     async def close(self) -> None:
+        if self.is_open:
+            await self.settle()
         await self.trainer.close()
         await self.server.close()
         for name in self._names:
@@ -235,4 +267,9 @@ class RemoteSite:
         """None of these waits for anything but a disk."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("what followed from a lost connection failed", exc_info=task.exception())
