@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from relax.core.error import ConfigError
+from relax.data.quarantine import Quarantine
+from relax.services.assembly import Assembly
 from relax.services.check import check_run
-from tests.e2e.tiny import final_weights, open_ledger, tiny_config, tiny_tree, train
+from relax.services.roles.trainer import Trainer
+from tests.e2e.tiny import final_weights, open_ledger, tiny_config, train
 
 SHARED: dict[str, Any] = {"devices": {"trainer": "a", "engine": "a"}, "min_turn_s": 0.05}
 LIMIT_S = 120.0
@@ -114,10 +117,13 @@ def test_a_role_that_has_no_device_is_refused_by_name(tmp_path: Path) -> None:
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["runtime.devices.trainr"]
 
 
-async def test_rule_dt2_a_trainer_that_shares_its_device_asks_with_a_whole_step_in_hand(
-    tmp_path: Path, spans: list[str]
+@pytest.mark.parametrize("shares", [True, False])
+def test_rule_dt2_a_trainer_that_shares_its_device_waits_for_a_whole_step_before_it_asks(
+    tmp_path: Path, shares: bool
 ) -> None:
-    """Its steps could stream: four groups, each a micro-batch. It has one turn for them, and short ones for snapshot and proof."""
-    training = {**tiny_tree(tmp_path)["training"], "microbatch_tokens": 8}
-    await run(tmp_path, SHARED, training=training, stages=tiny_tree(tmp_path)["stages"][1:])
-    assert spans.count("trainer") <= 4 * 5 + 2
+    """On a device of its own it streams: micro-batches run as groups come."""
+    config = tiny_config(tmp_path, runtime={"type": "local", **(SHARED if shares else {})})
+    setup = Assembly(config, Quarantine()).stage(1, 3, 8)
+    nobody: Any = None
+    trainer = Trainer(nobody, nobody, nobody, nobody, setup.algorithm, setup.trainer, nobody, nobody)
+    assert trainer._streams is not shares
