@@ -123,7 +123,8 @@ def test_rule_dt2_a_trainer_that_shares_its_device_waits_for_a_whole_step_before
 ) -> None:
     """On a device of its own it streams: micro-batches run as groups come."""
     config = tiny_config(tmp_path, runtime={"type": "local", **(SHARED if shares else {})})
-    setup = Assembly(config, Quarantine()).stage(1, 3, 8)
+    assembly = Assembly(config, Quarantine())
+    setup = assembly.stage(1, 3, 8)
     nobody: Any = None
-    trainer = Trainer(nobody, nobody, nobody, nobody, setup.algorithm, setup.trainer, nobody, nobody)
+    trainer = Trainer(nobody, nobody, assembly.backend, nobody, setup.algorithm, setup.trainer, nobody, nobody)
     assert trainer._streams is not shares
