@@ -24,7 +24,7 @@ from relax.services.control.client import ControlClient
 from relax.services.directory import RunDirectory
 
 SIZES = (3, 1)
-WARM_UP = 5
+WARM_UP = 20
 LOOK_S = 0.1
 STEP = WARM_UP + 1
 """Scaling begins once a step has trained on samples."""

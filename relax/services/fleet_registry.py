@@ -56,6 +56,7 @@ class FleetRegistry:
 
     def __init__(self, first: int = 0) -> None:
         self._first = self._revision = first
+        self._floor = 0
         self._engines: dict[str, EngineEntry] = {}
 
     @property
@@ -87,6 +88,15 @@ class FleetRegistry:
 
     # --- events ---
 
+    def begin(self, incarnation: int) -> bool:
+        """The trainer publishes under `incarnation` from now on: an engine with a version of a lost one takes nothing until it has
+        loaded, for such a version was rolled back (WS1, ST6). True when that is news for any."""
+        self._floor = incarnation
+        late = [one for one in self if one.takes_requests and not self._counts(one.version)]
+        for one in late:
+            self._set(replace(one, state="joining"))
+        return bool(late)
+
     def join(
         self,
         name: str,
@@ -106,7 +116,7 @@ class FleetRegistry:
         known = self._engines.get(name)
         if known is not None:
             _refuse_late(known, incarnation)
-        state: EngineState = "joining" if version is None else "live"
+        state: EngineState = "live" if self._counts(version) else "joining"
         entry = EngineEntry(name, address, incarnation, capacity, own, state, version)
         if known is not None and known.incarnation == incarnation and known.state == "draining":
             entry = replace(entry, state="draining", drain=known.drain, reason=known.reason)
@@ -120,7 +130,7 @@ class FleetRegistry:
         if known.state == "draining":
             self._set(replace(known, version=version))
         else:
-            self._set(replace(known, state="live", version=version, reason=""))
+            self._set(replace(known, state="live" if self._counts(version) else "joining", version=version, reason=""))
         return True
 
     def set_failed(self, name: str, incarnation: int, reason: str) -> bool:
@@ -150,7 +160,7 @@ class FleetRegistry:
         known = self._engines.get(name)
         if known is None or known.state != "draining" or known.drain != drain:
             return False
-        state: EngineState = "joining" if known.version is None else "live"
+        state: EngineState = "live" if self._counts(known.version) else "joining"
         self._set(replace(known, state=state, drain=None, reason=""))
         return True
 
@@ -173,6 +183,9 @@ class FleetRegistry:
         return True
 
     # --- parts ---
+
+    def _counts(self, version: Version | None) -> bool:
+        return version is not None and version.incarnation >= self._floor
 
     def _current(self, name: str, incarnation: int) -> EngineEntry | None:
         known = self._engines.get(name)

@@ -34,6 +34,10 @@ class FleetService:
         """See `FleetRegistry.live`; asked by the gate in this process."""
         return self.registry.live()
 
+    def begin(self, incarnation: int) -> None:
+        """See `FleetRegistry.begin`."""
+        self._told(self.registry.begin(incarnation))
+
     # --- what engines say ---
 
     async def join(

@@ -217,6 +217,7 @@ class RemoteSite:
         index = next(number for number, stage in enumerate(config.stages) if stage.name == bounds.name)
         if "reference" in setup.plan.roles and fresh:
             await self.trainer.call("write_reference", str(self.directory.reference(bounds.name)))
+        self.fleet.begin(self.trainer.version.incarnation)
         return RemoteCrew(
             control.controller,
             control.log,
@@ -259,6 +260,8 @@ class RemoteSite:
         if entry is None:
             return
         self._soon(self.desk.gone(host))
+        if "trainer" in entry.arrival.roles:
+            self._soon(self.trainer.lose())  # what it had taken is not its own any more
         if "engine" in entry.arrival.roles:
             self._soon(self.fleet.lose(host, entry.arrival.incarnation, "its connection was lost"))
         self._soon(self.catalog.drop_holder(host))

@@ -196,6 +196,11 @@ class RemoteTrainer:
         except LinkError as error:
             raise RoleLostError(f"the trainer's process was lost in {method}: {error}") from error
 
+    async def lose(self) -> None:
+        """Its connection to the controller was lost: whatever it is asked now raises RoleLostError."""
+        if self._client is not None:
+            await self._client.close()
+
     async def close(self) -> None:
         self.is_closed = True
         if self._client is not None:
