@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data.media.held_bytes", "free"),
     Rule("data.media.dtype", "refused", "features of groups in flight are in it"),
     Rule("tasks", "told", _SCORED),
+    Rule("judges", "told", _SCORED),
     Rule("tasks.*.timeout_s", "free"),
     Rule("tasks.*.max_attempts", "free"),
     Rule("rollout", "free"),

@@ -76,7 +76,8 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "rollout/sampled_tokens": Metric("tokens", "sampled tokens of all groups that have ended"),
     "rollout/wasted_tokens": Metric("tokens", "those of groups that ended without being trained"),
     "rollout/resends": Metric(
-        "requests", "requests that were sent to an engine again after the first was lost or let go of them, where the router is"
+        "requests",
+        "requests that were sent to an engine again after the first was lost or let go of them, where the router is",
     ),
     "train/groups": Metric("groups", "groups of the step"),
     "train/rows_skipped": Metric("rows", "rows left out of the forward pass because their gradient is exactly zero"),

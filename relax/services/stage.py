@@ -245,16 +245,21 @@ def _start_advantage(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> Non
 
 def _start_reference(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
     assert parts.reference is not None
-    budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
-    reference = Reference(parts.bus, *parts.reference, *budgets)
+    reference = Reference(parts.bus, *parts.reference, *_scoring_budgets(setup))
     tasks.start("reference", reference.run(), endless=True)
 
 
 def _start_teacher(tasks: TaskSet, setup: StageSetup, parts: RoleParts) -> None:
     assert parts.teacher is not None
-    budgets = setup.trainer.microbatch_tokens, setup.trainer.microbatch_encoder_tokens
-    teacher = Teacher(parts.bus, *parts.teacher, *budgets, top_k=setup.algorithm.teacher_top_k)
+    teacher = Teacher(parts.bus, *parts.teacher, *_scoring_budgets(setup), top_k=setup.algorithm.teacher_top_k)
     tasks.start("teacher", teacher.run(), endless=True)
+
+
+def _scoring_budgets(setup: StageSetup) -> tuple[int, int | None]:
+    """Tokens of one forward pass. A deterministic run gives every row one of its own: which rows are there together is a matter of
+    time, and a row's bits depend on how many others there are (DE2)."""
+    tokens = 1 if setup.trainer.in_order else setup.trainer.microbatch_tokens
+    return tokens, setup.trainer.microbatch_encoder_tokens
 
 
 _STARTS: Mapping[str, Callable[[TaskSet, StageSetup, RoleParts], None]] = {

@@ -31,6 +31,7 @@ class GateMachine(RuleBasedStateMachine):
         self.running: list[GroupId] = []
         self.number = 0
         self.takes: list[Take] = []
+        self.changed_at = 0
 
     @rule()
     def load(self) -> None:
@@ -91,12 +92,15 @@ class GateMachine(RuleBasedStateMachine):
         self.ready = [group for group in self.ready if group not in surplus]
         self.running = [group for group in self.running if group not in surplus]
 
-    @precondition(lambda self: self.gate.step)
+    @precondition(lambda self: self.gate.step > self.changed_at)
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """The trainer goes back some steps; what the step under way had taken comes back first."""
+        """The trainer goes back some steps; what the step under way had taken comes back first.
+
+        Never before a change of bounds: those change at the snapshot that a run goes on from, which is where a later one goes back to.
+        """
         gate = self.gate
-        first = data.draw(st.integers(max(0, gate.step - 2), gate.step - 1))
+        first = data.draw(st.integers(max(self.changed_at, gate.step - 2), gate.step - 1))
         steps = sorted({*range(first, gate.step), *gate.retaken_steps})
         if gate.is_retaking:
             takes = [take for take in self.takes if first <= take.step < gate.step] + list(gate.retakes)
@@ -118,6 +122,7 @@ class GateMachine(RuleBasedStateMachine):
         gate.put_back(gate.taken_groups())
         self.takes = [take for take in self.takes if take.step < gate.step]
         over_age = gate.policy.over_age if staleness else "wait"
+        self.changed_at = gate.step
         unfit = gate.change(size, staleness, GatePolicy(over_age, 1, gate.policy.oversample))
         self.ready = [group for group in self.ready if group not in unfit]
         self.running = [group for group in self.running if group not in unfit]

@@ -39,11 +39,11 @@ async def test_rule_ws7_a_version_asked_for_twice_is_held_until_both_are_reporte
     evaluation = desk(catalog)
     await evaluation.request(Version(0, 0), 0)
     await evaluation.request(Version(0, 0), 0)
-    await evaluation.report(EvaluationResult(0, {}, []), 4)
+    await evaluation.report(Version(0, 0), EvaluationResult(0, {}, []), 4)
     await catalog.announce(Entry(Version(0, 1), "digest", 1))
     request, _ = await evaluation.next()
     await catalog.entry(request.version)  # raises when it is gone
-    await evaluation.report(EvaluationResult(0, {}, []), 8)
+    await evaluation.report(Version(0, 0), EvaluationResult(0, {}, []), 8)
     assert await catalog.versions() == (Version(0, 1),)
 
 

@@ -43,7 +43,7 @@ def run_rounds(policy: Callable[..., Any], kind: str, batches: list[MicroBatch])
     with torch.no_grad():
         found: list[torch.Tensor] = [policy(one)[0] for one in padded]
     for one in padded:
-        logprobs_BT, _ = policy(one)
+        logprobs_BT = policy(one)[0]
         (-(one.weights_BT * one.columns["advantages"] * logprobs_BT).sum()).backward()
     return found
 

@@ -53,12 +53,13 @@ class Orders:
 
 
 class RunControl:
-    """`find` gives the attempt at the run that is under way, None between two."""
+    """`find` gives the attempt at the run that is under way, None between two. A restarted controller gives a higher `first`
+    number to its orders than any before."""
 
-    def __init__(self, config: RunConfig, find: Callable[[], tuple[Run, RemoteSite] | None]) -> None:
+    def __init__(self, config: RunConfig, find: Callable[[], tuple[Run, RemoteSite] | None], first: int = 0) -> None:
         self._config, self._find = config, find
         self._views: Sequence[Mapping[str, Json]] = ()
-        self._orders = Orders()
+        self._orders = Orders(first)
         self._changed = Signal()
         self.is_paused = False
         """Outlives the attempt at which a person asked for it."""

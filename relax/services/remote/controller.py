@@ -38,8 +38,12 @@ from relax.services.remote.site import RemoteSite
 from relax.services.remote.trainer import RoleLostError
 from relax.services.remote.weight import WeightDesk
 from relax.services.run import Run
+from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
+
+MAX_STUCK = 20
+"""Attempts in a row without a new snapshot before the run is given up."""
 
 
 class ControllerProcess:
@@ -56,9 +60,10 @@ class ControllerProcess:
         self._server = WireServer(targets, spec.secret, on_gone=self._gone, max_frame_bytes=FRAME_BYTES)
         self._run: Run | None = None
         self._site: RemoteSite | None = None
-        self._attempts = 0
+        self._attempts = self._stuck = 0
+        self._newest: Path | None = None
         self._stopping = False
-        self._control = RunControl(self._config, self._find)
+        self._control = RunControl(self._config, self._find, spec.incarnation << 20)
 
     # --- what the launcher calls ---
 
@@ -107,10 +112,21 @@ class ControllerProcess:
                 return await self._attempt()
             except RoleLostError as error:
                 _report.warning("%s; the run goes on from its newest snapshot", error)
+                self._check_progress(error)
             finally:
                 self._run = self._site = None
                 await self._server.close()  # every role connects again, and says what it holds
             self._attempts += 1
+
+    def _check_progress(self, error: RoleLostError) -> None:
+        """Raises RelaxError when many attempts in a row have come no further (RR6)."""
+        newest = CheckpointStore(self._directory.snapshots).newest()
+        self._stuck = self._stuck + 1 if newest == self._newest else 0
+        self._newest = newest
+        if self._stuck >= MAX_STUCK:
+            raise RelaxError(
+                f"{self._stuck} attempts in a row came no further than {newest or 'the beginning'}; the last one ended so: {error}"
+            ) from error
 
     async def _attempt(self) -> dict[str, Json]:
         is_first = self._attempts == 0 and self._spec.incarnation <= 1

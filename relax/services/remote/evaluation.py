@@ -66,7 +66,7 @@ async def evaluate_forever(host: Host) -> NoReturn:
             host.busy(f"evaluating {request.version}", "evaluation")
             await evaluation.request(request.version, request.step)
             await evaluation.idle()
-            await desk.report(results.pop(), evaluation.next_number)
+            await desk.report(request.version, results.pop(), evaluation.next_number)
     raise AssertionError("the loop above has no end")
 
 

@@ -135,6 +135,7 @@ class Host:
         """The stage is over."""
         if self.queue is not None:
             await self.queue.close()
+            self._queues.remove(self.queue)
         self.queue, self.stage, self.is_left = None, -1, False
 
     async def close(self) -> None:

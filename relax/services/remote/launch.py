@@ -90,10 +90,10 @@ class RemoteRun:
         raise AssertionError("the block above returns or raises")
 
     async def stop(self) -> None:
-        """Ask the run to stop at the next safe point; it then checkpoints and ends."""
-        assert self._client is not None
+        """Ask the run to stop at the next safe point; it then checkpoints and ends. Before anything has started it is remembered."""
         self._stopping = True
-        await self._client.call("control", "stop")
+        if self._client is not None:
+            await self._client.call("control", "stop")
 
     async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
         try:

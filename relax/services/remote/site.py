@@ -106,9 +106,9 @@ class RemoteEvaluation:
         await self._desk.changed.wait_for(lambda: bool(self._requests))  # no deadline: as for a stage
         return self._requests[0], self.next_number
 
-    async def report(self, result: EvaluationResult, next_number: int) -> None:
-        """Again for a request that was reported already is fine: a lost connection."""
-        if not self._requests or self._requests[0].step != result.step:
+    async def report(self, version: Version, result: EvaluationResult, next_number: int) -> None:
+        """Again for a request that was reported already is fine: a lost connection. So is one of a version that was rolled back."""
+        if not self._requests or self._requests[0].version != version:
             return
         request = self._requests.popleft()
         self.next_number = next_number
@@ -191,9 +191,11 @@ class RemoteSite:
     _names: list[str] = field(default_factory=list)
     _measured_s: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self.trainer = RemoteTrainer(self.desk, self.assembly.compute("ledger"), self.connect)
+
     async def open(self, hooks: Hooks) -> None:
         self.fleet = FleetService(FleetRegistry(self.first_revision), lambda: self.on_fleet())
-        self.trainer = RemoteTrainer(self.desk, self.assembly.compute("ledger"), self.connect)
         if self.assembly.config.eval.sets:
             self.evaluation = RemoteEvaluation(self.catalog, hooks, self.desk)
             self.serve(EVALUATIONS, self.evaluation)
@@ -236,7 +238,8 @@ class RemoteSite:
     async def measure(self) -> Mapping[str, float]:
         now = time.monotonic()
         elapsed, self._measured_s = now - self._measured_s, now
-        return {**self.desk.counters(), **self.turns(), "step/seconds": elapsed}
+        kept = {name: float(measure.value) for name, measure in self.catalog.measures().items()}
+        return {**self.desk.counters(), **self.turns(), **kept, "step/seconds": elapsed}
 
     def status(self) -> Mapping[str, Json]:
         rows = [row for view in self.views() for row in role_rows(view)]
