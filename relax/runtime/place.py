@@ -24,6 +24,8 @@ OWNER = "owner"
 """File in each folder of a run: the same words."""
 MAX_SOCKET_PATH = 107
 """Bytes that the path of a Unix socket may have on Linux."""
+DYING_S = 10.0
+"""What a process that was killed may take until it is gone."""
 _RAY_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _MARK = re.compile(r"[^/]+/[0-9]+/[0-9]+")
 _ROOTS = {"socket": Path("/tmp"), "shm": Path("/dev/shm")}
@@ -237,6 +239,9 @@ def _start_time(pid: int) -> str:
 def sweep(mark: str) -> None:
     """Wait until the owner is gone, then remove what it left; a place that it released, or that has a new owner, is left alone."""
     sys.stdin.buffer.read()
+    end_s = time.monotonic() + DYING_S
+    while _is_alive(mark) and time.monotonic() < end_s:
+        time.sleep(0.02)  # the kernel closes the files of a process before it is gone
     if not _is_alive(mark):
         clean_leftovers(mark.partition("/")[0])
 

@@ -54,8 +54,13 @@ class RayLauncher:
     def launch(self, spec: HostSpec, incarnation: int) -> "RayProcess":
         """Ask Ray for an actor; its entry finds the number of its `incarnation` in its spec.
 
-        Raises UserError for a node that the cluster does not have. Resources that it lacks are waited for, until the start is due.
+        Raises UserError for a node that the cluster does not have, and when Ray itself is gone. Resources that it lacks are
+        waited for, until the start is due.
         """
+        if self._cluster.dead_server:
+            raise UserError(
+                f"the {self._cluster.dead_server} of this run's own Ray has ended: no process can be started any more"
+            )
         name = f"{spec.name}.{incarnation}"
         actor = ray.remote(
             RayHosted

@@ -36,6 +36,9 @@ OWN = {
 """The same for a cluster of its own; Ray's servers get it too."""
 
 
+SERVERS = (ray._private.ray_constants.PROCESS_TYPE_GCS_SERVER, ray._private.ray_constants.PROCESS_TYPE_RAYLET)
+
+
 class RayCluster:
     """This process's connection to Ray. Only one is open in a process at a time.
 
@@ -66,6 +69,13 @@ class RayCluster:
             what = f"join the Ray cluster {self.address!r}" if self.address else "start a Ray cluster on this machine"
             raise UserError(f"cannot {what}: {error}; see runtime.address in the configuration") from error
         return self
+
+    @property
+    def dead_server(self) -> str:
+        """Which of Ray's servers has ended without which no process can be started; empty while all live, or others see to them."""
+        node = ray._private.worker._global_node
+        dead = {name for name, _ in node.dead_processes()} if node is not None else set[str]()
+        return next((name for name in SERVERS if name in dead), "")
 
     async def close(self) -> None:
         """Leave the cluster; an own one ends, with every actor. A second time does nothing."""

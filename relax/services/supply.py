@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax.config.section import StageConfig
 from relax.config.tree import RunConfig
@@ -18,14 +18,15 @@ from relax.core.protocol import Source
 from relax.data.media.access import MediaAccess
 from relax.data.media.cache import feature_cache
 from relax.data.media.origin import Origins
-from relax.data.media.prepare import PromptPreparer
-from relax.data.media.store import MediaStore
 from relax.data.mixture import Mixture, build_streams
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
 from relax.data.stream import PromptRules, PromptStream, read_prompts
 from relax.model.family import FAMILIES, Family
 from relax.runtime.pool import ProcessPool
+
+if TYPE_CHECKING:
+    from relax.data.media.prepare import PromptPreparer
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Supply:
         return PromptRules(data.max_prompt_tokens, data.system_prompt, origins)
 
     @cached_property
-    def media(self) -> PromptPreparer | None:
+    def media(self) -> "PromptPreparer | None":
         """Reads images, sounds and videos; None in a run that reads text only. Raises UserError when the model does."""
         section = self.config.data.media
         if section is None or self.rules.media is None:
@@ -88,6 +89,10 @@ class Supply:
                 f"data.media is set, but the model {self.config.model.path!r} reads text only; leave data.media out, or choose a "
                 f"model of the kinds {', '.join(FAMILIES)}"
             )
+        # What decodes takes most of a second to import, which every process of a run that reads text only would pay.
+        from relax.data.media.prepare import PromptPreparer
+        from relax.data.media.store import MediaStore
+
         access = MediaAccess(section, self.rules.media)
         cache = feature_cache(section.cache, int(section.cache_bytes))
         store = MediaStore(section, self.family, self._pool, access, cache)

@@ -155,7 +155,7 @@ async def test_case_c11_a_group_that_grows_and_shrinks_between_versions_loses_no
             for index in members:
                 updaters[index].notify(version)
             for index in members:
-                await updaters[index].wait_live(version, 5)
+                await updaters[index].wait_live(version, 60)
                 assert digest_of(published_tensors(engines[index].net)) == digest_of(published_tensors(trainer))
             train(trainer)
         for updater in updaters:

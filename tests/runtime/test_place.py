@@ -1,5 +1,6 @@
 """Names and folders of a run on a machine: short, its own, and gone with it."""
 
+import io
 import os
 import subprocess
 import sys
@@ -175,3 +176,16 @@ def test_the_sweeper_cleans_as_soon_as_the_owner_is_killed() -> None:
     finally:
         left.kill()
         left.wait()
+
+
+def test_the_sweeper_waits_for_an_owner_that_is_still_dying(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel closes a process's files, which is what the sweeper hears, before the process is gone."""
+    place = RunPlace("dying")
+    claim = place.claim()
+    looks = [True, True, False]
+    monkeypatch.setattr(place_module, "_is_alive", lambda mark: looks.pop(0) if looks else False)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    place_module.sweep(claim.mark)
+    assert looks == []
+    assert not place.socket_folder.exists()
+    assert not place.shm_folder.exists()

@@ -78,6 +78,21 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_nothing_is_asked_of_a_ray_whose_server_has_died(
+    cluster: RayCluster, claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every start would wait for its deadline, again and again."""
+
+    class Node:
+        def dead_processes(self) -> list[tuple[str, None]]:
+            return [("log_monitor", None), ("raylet", None)]
+
+    assert cluster.dead_server == ""
+    monkeypatch.setattr("ray._private.worker._global_node", Node())
+    with pytest.raises(UserError, match="the raylet of this run's own Ray has ended"):
+        RayLauncher(cluster, claim, tmp_path).launch(A, 1)
+
+
 async def test_rule_rr1_killed_and_frozen_hosts_come_back_alone(
     cluster: RayCluster, claim: Claim, tmp_path: Path
 ) -> None:
