@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round: does it run?")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
-        "--steps", type=int, default=400, help="of reinforcement learning; too few end the run before the last round"
+        "--steps", type=int, default=500, help="of reinforcement learning; too few end the run before the last round"
     )
     parser.add_argument("--keep", type=Path, help="where the run directories are kept; default: a temporary folder")
     given = parser.parse_args()
