@@ -172,16 +172,19 @@ def move(ray: Any, producer: Any, consumer: Any, load: dict[str, Any], run: str)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/words"
         reading = consumer.read.remote(run, path, load, sizes)
-        while not os.path.exists(path):
+        began = time.monotonic()
+        while not os.path.exists(path):  # another process makes it, and tells nobody
+            if time.monotonic() - began > DEADLINE_S:
+                raise TimeoutError(f"the consumer of {load} was not ready in {DEADLINE_S} s")
             time.sleep(0.01)
         writing = producer.write.remote(run, path)
         done, late = ray.wait([writing, reading], num_returns=2, timeout=DEADLINE_S)
         if late:
             raise TimeoutError(f"{load} did not end in {DEADLINE_S} s; {len(done)} of 2 sides did")
-        began, result = ray.get([writing, reading])
+        started, result = ray.get([writing, reading])
     held = memory(ray, producer, consumer) - before
     ray.get(consumer.clear.remote(run, len(sizes)))
-    return {"began": began, "memory": held, **result}
+    return {"began": started, "memory": held, **result}
 
 
 def memory(ray: Any, *sides: Any) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session, frozen
+from relax.core.error import EngineError
 from relax.core.id import group_id
 from relax.core.protocol import EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
@@ -48,7 +49,7 @@ class LayerEngine:
         self._paused_at = 0.0
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
-        raise NotImplementedError
+        raise EngineError("this engine loads weights for a benchmark and serves nobody")
 
     async def pause(self, mode: LoadMode) -> None:
         self._paused_at = time.perf_counter()

@@ -64,11 +64,7 @@ class FleetService:
     async def changes(self, after: int | None, timeout_s: float = 30.0) -> FleetView:
         """The engines now, as soon as they are not those of revision `after` (None: at once), at the latest after `timeout_s`:
         a connection that is half dead would else keep a follower waiting for ever."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait_for(lambda: after is None or self.registry.revision != after)
-        except TimeoutError:
-            pass  # no news is an answer
+        await self._changed.wait_within(lambda: after is None or self.registry.revision != after, timeout_s)
         return self.registry.view()
 
     async def leave(self, name: str, incarnation: int, drain: int) -> bool:

@@ -23,4 +23,18 @@ class Signal:
         while not predicate():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                raise
+
+    async def wait_within(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait as `wait_for`, but no longer than that: whether `predicate()` became true. For whom no news is an answer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_for(predicate)
+        except TimeoutError:
+            return False
+        return True

@@ -15,6 +15,7 @@ from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.core.version import Version
 from relax.runtime.codec import decode, encode
 from relax.runtime.config import LocalConfig
+from tests.runtime.copied_array import assert_copied
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 values = st.recursive(
@@ -46,15 +47,7 @@ def test_rule_tq6_arrays_round_trip_exactly_and_read_only(array: Any, layout: st
     elif layout == "F":
         array = np.asfortranarray(array)
     result = decode(encode(array))
-    assert result.dtype == array.dtype
-    assert result.shape == array.shape
-    assert result.tobytes() == array.tobytes()
-    if array.flags.f_contiguous or array.flags.c_contiguous:
-        assert result.flags.f_contiguous == array.flags.f_contiguous
-    assert not result.flags.writeable
-    assert not np.shares_memory(result, array)
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        result.flags.writeable = True
+    assert_copied(array, result)
 
 
 def test_dataclasses_ids_and_enums_are_preserved() -> None:

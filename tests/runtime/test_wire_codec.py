@@ -29,6 +29,7 @@ from relax.runtime.codec import encode as encode_local
 from relax.runtime.config import LocalConfig
 from relax.runtime.wire_client import LinkError
 from relax.runtime.wire_codec import ALIGNMENT, decode, encode
+from tests.runtime.copied_array import assert_copied
 
 text = st.text(st.characters(exclude_categories=[]))
 """Lone surrogates included."""
@@ -110,15 +111,7 @@ def test_rule_tq6_arrays_round_trip_exactly_and_read_only(array: Any, layout: st
     array.flags.writeable = not frozen
     result = through(array)
     assert type(result) is np.ndarray
-    assert result.dtype == array.dtype
-    assert result.shape == array.shape
-    assert result.tobytes() == array.tobytes()
-    if array.flags.f_contiguous or array.flags.c_contiguous:
-        assert result.flags.f_contiguous == array.flags.f_contiguous
-    assert not result.flags.writeable
-    assert not np.shares_memory(result, array)
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        result.flags.writeable = True
+    assert_copied(array, result)
 
 
 @given(arrays.filter(lambda array: array.size))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,16 +17,10 @@ import pytest
 from relax.services import cli
 from relax.services.ledger import Ledger
 from tests.services import fake_run
+from tests.services.command import Done, run_command
 from tests.services.story import STEPS, story_config, story_directory, write_recipe, write_story
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
 
 
 Relax = Callable[..., Done]
@@ -42,14 +35,7 @@ def relax(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tm
 
     def run(*arguments: object, fake: str = "finish") -> Done:
         monkeypatch.setenv("FAKE_RUN", fake)
-        code: object = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return Done(int(code or 0), out, err)  # type: ignore[call-overload]
+        return run_command(arguments, capfd)
 
     return run
 

@@ -7,25 +7,16 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from relax.services import cli
 from relax.services.cli import stop
 from relax.services.directory import RunDirectory
 from relax.training.checkpoint import CheckpointStore
+from tests.services.command import Done, run_command
 from tests.services.fake_control import FakeControl, broken, served
 from tests.services.story import story_config, story_directory
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
 
 Relax = Callable[..., Done]
 
@@ -35,14 +26,7 @@ def relax(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: object) -> Done:
-        code: object = 0
-        try:
-            cli.main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = end.code
-        out, err = capfd.readouterr()
-        assert "Traceback" not in out + err
-        return Done(int(code or 0), out, err)  # type: ignore[call-overload]
+        return run_command(arguments, capfd)
 
     return run
 

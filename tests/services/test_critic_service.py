@@ -80,7 +80,7 @@ async def test_a_critic_that_restarted_says_so(config: RunConfig, tmp_path: Path
             critic.evaluate(3, []),
             critic.train(3, []),
             critic.capture(),
-            critic.join(StageNotice(1, 3, 8, True)),
+            critic.join(StageNotice(1, 3, 8)),
         ):
             with pytest.raises(TransportError, match="holds no weights; begin again from a snapshot"):
                 await call
@@ -88,7 +88,7 @@ async def test_a_critic_that_restarted_says_so(config: RunConfig, tmp_path: Path
         await critic.begin(1, str(tmp_path / "policy.safetensors"))
         with pytest.raises(InvariantError, match="before it had joined a stage"):
             await critic.train(3, [])
-        await critic.join(StageNotice(1, 3, 8, True))
+        await critic.join(StageNotice(1, 3, 8))
         assert (await critic.train(3, []))["critic/updates"] == 0
     finally:
         await assembly.close()

@@ -53,11 +53,7 @@ class Operator:
     async def wait(self, id: str, timeout_s: float) -> Operation:
         """The operation once it has ended, or as it is after `timeout_s`."""
         operation = self.book.get(id)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait_for(lambda: operation.has_ended)
-        except TimeoutError:
-            pass  # how far it has come is an answer
+        await self._changed.wait_within(lambda: operation.has_ended, timeout_s)
         return operation
 
     async def run(self) -> NoReturn:

@@ -73,11 +73,7 @@ class RunControl:
 
     async def fetch(self, after: int) -> Orders:
         """The orders, as soon as they are not those of number `after`; the same again after a while."""
-        try:
-            async with asyncio.timeout(FETCH_S):
-                await self._changed.wait_for(lambda: self._orders.number != after)
-        except TimeoutError:
-            pass  # no news is an answer
+        await self._changed.wait_within(lambda: self._orders.number != after, FETCH_S)
         return self._orders
 
     @property
@@ -124,7 +120,7 @@ class RunControl:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")
                 return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
             case Attach(url=url):
-                raise UserError(f"no kind of engine that this run can use answers at {url!r}; scale rollout instead")
+                raise _no_engine_at(url)
 
     async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
         match request:
@@ -144,8 +140,8 @@ class RunControl:
                 return {"step": await self._ask(Run.checkpoint)}
             case Evaluate():
                 return {"step": await self._ask(Run.evaluate)}
-            case Attach():
-                raise UserError(str(self.plan(request)))
+            case Attach(url=url):
+                raise _no_engine_at(url)
 
     # --- scaling ---
 
@@ -292,6 +288,10 @@ def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list
             added.append(f"{role}-{number}")
         number += 1
     return added, list(now[wanted:])
+
+
+def _no_engine_at(url: str) -> UserError:
+    return UserError(f"no kind of engine that this run can use answers at {url!r}; scale rollout instead")
 
 
 def _number(host: str) -> int:

@@ -5,6 +5,7 @@ stage, works on it until told that it is over, and after a lost connection says 
 survive the other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from relax.bus.queue import TransferQueue
@@ -18,12 +19,11 @@ EXTREMES = frozenset({"weights/probe_gap"})
 
 @dataclass(frozen=True, slots=True)
 class StageNotice:
-    """Stage number `index`, of which steps `first .. end - 1` are to be trained; `fresh` when it begins now."""
+    """Stage number `index`, of which steps `first .. end - 1` are to be trained."""
 
     index: int
     first: int
     end: int
-    fresh: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.changed = Signal()
+        self.on_again: Callable[[Arrival], None] = lambda before: None
+        """Told when a host comes although it is here: its earlier connection is dead, be that seen already or not."""
         self.hosts: dict[str, HostEntry] = {}
         self._notice: StageNotice | None = None
         self._bus: TransferQueue | None = None
@@ -78,6 +80,8 @@ class Desk:
         if known is not None and known.arrival.incarnation > arrival.incarnation:
             raise ClosedDeskError(f"host {arrival.host} has incarnation {known.arrival.incarnation} by now")
         self.hosts[arrival.host] = HostEntry(arrival)
+        if known is not None:
+            self.on_again(known.arrival)
         self.changed.notify()
         if arrival.stage >= 0:
             # No deadline: the run recovers in its own time, and its end ends the wait with the connection.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session
 from relax.core.error import EngineError, LateError
-from relax.core.protocol import EngineStatus, Generate
+from relax.core.protocol import Generate
 from relax.core.version import Version
 from relax.engines.router import Router
 from relax.runtime.task import TaskSet
@@ -87,10 +87,6 @@ class EngineService:
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
         return await self._engine.generate(input, sampling, session)
-
-    async def status(self) -> EngineStatus:
-        found: EngineStatus = await self._engine.status()  # type: ignore[attr-defined]
-        return found
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ is restarted. What was not fetched when the controller died is in the ledger onl
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Literal, NoReturn, TypeAlias
 
 from relax.core.message import Json
@@ -52,20 +51,14 @@ class Feed:
 
     async def settle(self) -> None:
         """Return once the launcher has everything, or after a while."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_S):
-                await self._changed.wait_for(lambda: not self._entries)
+        await self._changed.wait_within(lambda: not self._entries, SETTLE_S)
 
     async def fetch(self, after: int) -> list[Entry]:
         """Entries with a number above `after`, as soon as there are any; none after a while. What is not above is forgotten."""
         while self._entries and self._entries[0][0] <= after:
             self._entries.popleft()
             self._changed.notify()
-        try:
-            async with asyncio.timeout(FETCH_S):
-                await self._changed.wait_for(lambda: bool(self._entries))
-        except TimeoutError:
-            return []
+        await self._changed.wait_within(lambda: bool(self._entries), FETCH_S)
         return list(self._entries)[:256]
 
     def _add(self, kind: Literal["step", "samples", "notice"], step: int, content: Json) -> None:

@@ -35,8 +35,6 @@ from relax.weights.cost import TransferCounters
 
 BEAT_S = 0.5
 """Seconds between two words to the controller."""
-END_S = 2.0
-"""How long a role whose queue was closed waits to hear that the stage is over, before it joins the stage anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from relax.services.controller import Controller, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import FleetRegistry
 from relax.services.fleet_service import FleetService
-from relax.services.remote.desk import Desk, StageNotice
+from relax.services.remote.desk import Arrival, Desk, StageNotice
 from relax.services.remote.role import role_rows
 from relax.services.remote.trainer import HOOK, RemoteTrainer
 from relax.services.roles.evaluation import EvaluationRequest, EvaluationResult
@@ -193,6 +193,7 @@ class RemoteSite:
 
     def __post_init__(self) -> None:
         self.trainer = RemoteTrainer(self.desk, self.assembly.compute("ledger"), self.connect)
+        self.desk.on_again = self._lost_trainer
 
     async def open(self, hooks: Hooks) -> None:
         self.fleet = FleetService(FleetRegistry(self.first_revision), lambda: self.on_fleet())
@@ -227,7 +228,7 @@ class RemoteSite:
             control.journal,
             rollout_lease_s((task.timeout_s, task.max_attempts) for task in config.tasks.values()),
             self,
-            StageNotice(index, bounds.first, bounds.end, fresh),
+            StageNotice(index, bounds.first, bounds.end),
             control.continues,
         )
 
@@ -263,11 +264,15 @@ class RemoteSite:
         if entry is None:
             return
         self._soon(self.desk.gone(host))
-        if "trainer" in entry.arrival.roles:
-            self._soon(self.trainer.lose())  # what it had taken is not its own any more
+        self._lost_trainer(entry.arrival)
         if "engine" in entry.arrival.roles:
             self._soon(self.fleet.lose(host, entry.arrival.incarnation, "its connection was lost"))
         self._soon(self.catalog.drop_holder(host))
+
+    def _lost_trainer(self, arrival: Arrival) -> None:
+        """What the trainer had taken on a connection is not its own without it."""
+        if "trainer" in arrival.roles:
+            self._soon(self.trainer.lose())
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
         """None of these waits for anything but a disk."""

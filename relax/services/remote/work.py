@@ -77,8 +77,10 @@ async def work(host: Host, roles: list[str]) -> None:
         setup = host.assembly.stage(notice.index, notice.first, notice.end)
         mine = [role for role in setup.plan.roles if role in roles]
         idle = [role for role in roles if role not in mine]
-        host.busy(f"with stage {setup.bounds.name}", *mine) if mine else None
-        host.waits(f"stage {setup.bounds.name} to end", *idle) if idle else None
+        if mine:
+            host.busy(f"with stage {setup.bounds.name}", *mine)
+        if idle:
+            host.waits(f"stage {setup.bounds.name} to end", *idle)
         done = notice.index if await _stage(host, desk, notice, setup, mine) else -1
 
 
@@ -122,9 +124,8 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
     assembly = host.assembly
     bus, controller = host.join(notice.index)
     for holder in host.holders:
-        await host.client.call(
-            f"bus-{notice.index}", "reattach", holder, ()
-        )  # what an earlier stay left held goes back
+        # What an earlier stay left held goes back.
+        await host.client.call(f"bus-{notice.index}", "reattach", holder, ())
     reference = None
     if "reference" in roles:
         from relax.services.reference import bind_reference
