@@ -1,6 +1,7 @@
 """Python's garbage collector, set for a run: what was loaded before it is never looked through again.
 
-Entered by the run once its parts are built. Model libraries leave some 400,000 objects that live as long as the process; with
+Entered by the run, and by every host of one, once its parts are built. Model libraries leave some 400,000 objects that live as
+long as the process; with
 Python's own settings a run of short trajectories spends a third of its processor time on walking them.
 """
 
@@ -12,15 +13,27 @@ THRESHOLDS = (20_000, 10, 20)
 """A young collection after so many new objects that stay; the older generations after so many collections of the younger one."""
 
 
+_inside = 0
+"""How many are in the block now: the hosts of one process share its collector."""
+
+
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Cyclic garbage is still found, only later; afterwards everything is as it was."""
-    before = gc.get_threshold()
+    """Cyclic garbage is still found, only later; when the last one leaves, everything is as it was."""
+    global _inside, _before
+    if _inside == 0:
+        _before = gc.get_threshold()
+    _inside += 1
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+        _inside -= 1
+        if _inside == 0:
+            gc.set_threshold(*_before)
+            gc.unfreeze()
+
+
+_before = gc.get_threshold()

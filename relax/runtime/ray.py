@@ -88,9 +88,9 @@ class RayLauncher:
         await asyncio.gather(*(process.exit() for process in list(self._processes)))
 
     def _variables(self, spec: HostSpec) -> dict[str, str]:
-        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        usual = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "RAY_USE_UVLOOP": "0"}
         return {
-            **threads,
+            **usual,
             **self._environment,
             "PYTHONPATH": os.pathsep.join(_import_path()),
             "PYTHONUNBUFFERED": "1",

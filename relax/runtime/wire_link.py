@@ -8,7 +8,7 @@ throttled end stops reading, so that a peer which asks but never listens cannot 
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 from relax.core.error import TransportError
 from relax.runtime.wire_codec import Buffer
@@ -115,10 +115,9 @@ class Link(asyncio.BufferedProtocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self._loop = asyncio.get_running_loop()
         self._gone = self._loop.create_future()
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # another loop's is not of asyncio's class
         transport.set_write_buffer_limits(high=0)  # it copies what it keeps: the queue is here
         self._owner.connected()
 

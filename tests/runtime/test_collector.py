@@ -32,3 +32,15 @@ def test_an_error_inside_leaves_the_collector_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="the run failed"), calm_collector():
         raise RuntimeError("the run failed")
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+def test_hosts_of_one_process_share_it_until_the_last_leaves() -> None:
+    before = gc.get_threshold()
+    first, second = calm_collector(), calm_collector()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() == THRESHOLDS
+    assert gc.get_freeze_count() > 0
+    second.__exit__(None, None, None)
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)

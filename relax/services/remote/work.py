@@ -12,6 +12,7 @@ from typing import Any
 from relax.bus.row import QueueClosedError
 from relax.config.table import load_object
 from relax.core.error import TransportError
+from relax.runtime.collector import calm_collector
 from relax.runtime.liveness import Pulse
 from relax.runtime.task import TaskSet
 from relax.services.remote.desk import StageNotice
@@ -40,6 +41,7 @@ async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
                 start = STANDING.get(role) or PREPARING.get(role)
                 if start is not None:
                     await load_object(start)(host, tasks)
+            stack.enter_context(calm_collector())
             # What is called from outside is served by now: the first word to the controller gives this host's address away.
             tasks.start("beat", host.beat(BEAT_S), endless=True)
             if stage_roles:

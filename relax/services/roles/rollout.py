@@ -18,6 +18,7 @@ from relax.core.message import Prompt, prompt_from_json
 from relax.core.protocol import Generate, Renderer
 from relax.runtime.task import TaskSet
 from relax.services.access import BusAccess, ControllerAccess
+from relax.services.joined import Joined
 from relax.services.media_row import GROUP as MEDIA
 from relax.services.media_row import group_media, group_media_put, read_prompt_media, refusal_reason
 from relax.services.places import Places
@@ -48,6 +49,8 @@ class GroupRun:
     prompt: Prompt
     lease: str
     remaining: int
+    base: Joined[int]
+    """Asks the controller before a request is sent, once for siblings that begin together."""
     media: tuple[Medium, ...] | None = None
     """What the group's own cell holds; None until it is written, and in a run that reads no media."""
     finished: list[RowPut] = field(default_factory=list)
@@ -84,7 +87,7 @@ class Rollout:
         group = GroupId(receipt.ids[0])
         try:
             # What an interrupted run left in the group's cell stays there, also if its media would be read otherwise now.
-            fetched = await self._bus.fetch(receipt, ("prompt",) if self._media is None else ("prompt", MEDIA))
+            fetched = await self._bus.fetch(receipt, None if self._media is None else ("prompt", MEDIA))
             written = await self._bus.written(receipt.lease)
             missing = self._missing(group, written)
             if not missing:
@@ -92,7 +95,7 @@ class Rollout:
         except LateError:
             return None  # the group ended, or its lease ran out, between the take and now
         prompt, held = prompt_from_json(fetched.get(group, "prompt")), group_media(fetched, group)
-        run = GroupRun(group, prompt, receipt.lease, len(missing), held)
+        run = GroupRun(group, prompt, receipt.lease, len(missing), Joined(lambda: self._controller.start(group)), held)
         if self._media is None:
             return await self._start(run, missing, siblings)
         await self._preparing.acquire()  # no deadline: looking at a prompt's media has one
@@ -158,7 +161,7 @@ class Rollout:
         for _ in range(task.max_attempts):
             try:
                 async with asyncio.timeout(task.timeout_s):
-                    base = await self._controller.start(run.group)
+                    base = await run.base.ask()
                     played = await self._player.play(run.prompt, task, run.group, sibling, base)
                     return trajectory_rows(id, played, shared=run.media)
             except TimeoutError:
