@@ -1,8 +1,7 @@
 """Python's garbage collector, set for a run: what was loaded before it is never looked through again.
 
 Entered by the run, and by every host of one, once its parts are built. Model libraries leave some 400,000 objects that live as
-long as the process; with
-Python's own settings a run of short trajectories spends a third of its processor time on walking them.
+long as the process; with Python's own settings a run of short trajectories spends a third of its processor time on walking them.
 """
 
 import gc
