@@ -14,6 +14,11 @@ ENGINES = ComponentTable(
             "relax.engines.torch.engine:build_torch_engine",
             "embedded: continuous batching over any Hugging Face causal LM, on CPU or CUDA",
         ),
+        "sglang": Entry(
+            "relax.engines.config:SglangEngineConfig",
+            "relax.engines.sglang.engine:build_sglang_engine",
+            "an SGLang server that runs already, by HTTP; loads through a disk that both see",
+        ),
         "emulated": Entry(
             "relax.engines.config:EmulatedEngineConfig",
             "relax.engines.emulated:build_emulated_engine",

@@ -107,7 +107,7 @@ class FleetRegistry:
         version: Version | None = None,
     ) -> EngineEntry:
         """An engine reports: a new one, a new process of a known name, or one that connects again (then `version` is what it
-        serves, and a drain under way goes on).
+        serves, and a drain under way goes on), also after it was taken for lost.
 
         Raises LateError for a process that was replaced or let go, UserError for a capacity below 1.
         """
@@ -209,7 +209,7 @@ def _refuse_late(known: EngineEntry, incarnation: int) -> None:
         raise LateError(
             f"engine {known.name!r}: process {incarnation} reports, but process {known.incarnation} has its name now; end it"
         )
-    if known.incarnation == incarnation and known.state == "gone":
+    if known.incarnation == incarnation and known.state == "gone" and known.drain is not None:
         raise LateError(
             f"engine {known.name!r}: process {incarnation} was let go ({known.reason}); end it, or start it anew"
         )

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,58 +12,19 @@ from typing import Any
 import pytest
 
 from relax.bus import event_file, remote
-from relax.config.tree import RunConfig
 from relax.core.error import RelaxError
-from relax.core.message import Json
 from relax.engines.router import Router
 from relax.runtime.host import HostSpec
 from relax.runtime.wire_client import WireClient
-from relax.runtime.wire_server import WireServer
 from relax.services.cli.origin import config_text
-from relax.services.control.client import ControlClient
-from relax.services.controller import Controller
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
-from relax.services.remote import controller as controller_module
 from relax.services.remote import engine as engine_module
 from relax.services.remote.launch import RemoteRun
-from relax.weights.mirror import MirrorReader
 from tests.bus.tearing import Disk
-from tests.e2e.tiny import Watcher, open_ledger, run_root, tiny_config, train
+from tests.e2e.tiny import Watcher, run_root, tiny_config
 from tests.parity.inside import Inside, TaskProcess, play
-
-RAY = {"type": "ray"}
-END_S = 120.0
-"""By then every run of this file has ended; they take seconds."""
-
-
-def rl(steps: int) -> list[dict[str, Any]]:
-    return [{"name": "rl", "steps": steps, "groups_per_step": 4, "algorithm": {"type": "grpo", "group_size": 4}}]
-
-
-def outcome(config: RunConfig) -> tuple[Any, Any, Any]:
-    """What must not depend on what went wrong, and what must be empty."""
-    ledger = open_ledger(config)
-    try:
-        bounds = {stage.name: config.max_staleness_of(stage) for stage in config.stages}
-        return sorted(ledger.trained_keys()), ledger.counts(), ledger.staleness_violations(bounds)
-    finally:
-        ledger.close()
-
-
-async def undisturbed(directory: Path, **sections: Any) -> tuple[Any, Any, Any]:
-    config = tiny_config(directory, **sections)
-    await train(config)
-    found = outcome(config)
-    shutil.rmtree(run_root(config))
-    assert found[2] == []
-    return found
-
-
-async def ended(run: Any) -> Any:
-    async with asyncio.timeout(END_S):
-        return await run
-
+from tests.parity.story import RAY, ended, operate, outcome, rl, undisturbed
 
 # --- engines ---------------------------------------------------------------------------------------------------------------
 
@@ -97,13 +57,6 @@ def routers(monkeypatch: pytest.MonkeyPatch) -> list[Router]:
 
     monkeypatch.setattr(engine_module, "Router", make)
     return made
-
-
-async def operate(config: RunConfig, path: str, body: Mapping[str, Json]) -> dict[str, Json]:
-    """Ask the control API for an operation, as a person would, and wait for its end."""
-    client = ControlClient(RunDirectory(run_root(config)))
-    asked = await asyncio.to_thread(client.post, path, body)
-    return await asyncio.to_thread(client.follow, asked, lambda line: None)
 
 
 async def test_rule_rr8_engines_come_and_go_during_training(tmp_path: Path, routers: list[Router]) -> None:
@@ -252,111 +205,6 @@ async def test_rule_rr9_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path) ->
     assert summary["ledger"]["balances"]
     assert outcome(config) == expected
     assert [line for line in said if "was left behind" in line]
-
-
-# --- between two attempts at the run -------------------------------------------------------------------------------------
-
-
-async def test_rule_rr6_a_stop_outlives_the_controller_that_heard_it(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
-    hub = Watcher()
-
-    async def stop(run: RemoteRun, inside: Inside) -> None:
-        await hub.reached(2)
-        await run.stop()
-        await inside.kill("controller")
-
-    summary = await ended(play(config, Inside(), hub, during=stop))
-    assert summary["steps"] < 2000
-
-
-async def test_what_was_asked_of_a_lost_attempt_ends_and_a_pause_stays(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
-    hub, inside, found = Watcher(), Inside(), list[Any]()
-
-    async def ask(run: RemoteRun, inside: Inside) -> None:
-        await hub.reached(2)
-        await operate(config, "/v1/pause", {})
-        asked = asyncio.create_task(operate(config, "/v1/checkpoint", {"timeout_s": 60}))
-        while not found or found[-1]["state"] != "running":
-            found[:] = (await asyncio.to_thread(ControlClient(RunDirectory(run_root(config))).get, "/v1/operations"))[
-                "operations"
-            ]
-        await inside.kill("trainer")
-        found.append(await asked)
-        while "paused" not in (status := await look()):
-            pass
-        found.append(status["paused"])
-        await run.stop()
-
-    async def look() -> dict[str, Any]:
-        return dict(await asyncio.to_thread(ControlClient(RunDirectory(run_root(config))).get, "/v1/run"))
-
-    await ended(play(config, inside, hub, during=ask))
-    assert found[-2]["state"] == "failed"
-    assert "ask again" in found[-2]["error"]
-    assert found[-1] is True
-
-
-async def test_rule_rr2_a_trainer_that_is_cut_off_begins_again_from_its_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process lives on; the groups that it had taken went back with its connection."""
-    expected = await undisturbed(tmp_path)
-    servers, cut = list[WireServer](), list[str]()
-
-    def make(*args: Any, **kwargs: Any) -> WireServer:
-        servers.append(WireServer(*args, **kwargs))
-        return servers[-1]
-
-    monkeypatch.setattr(controller_module, "WireServer", make)
-    ack = remote.RemoteQueue.ack
-
-    async def cut_off(self: remote.RemoteQueue, lease: str) -> None:
-        if self._writer == "trainer" and not cut:
-            cut.append(lease)
-            for connection in servers[0]._connections:
-                if connection.caller is not None and connection.caller.name == "trainer":
-                    connection.link.close("cut off")
-        await ack(self, lease)
-
-    monkeypatch.setattr(remote.RemoteQueue, "ack", cut_off)
-    config = tiny_config(tmp_path, runtime=RAY)
-    summary = await ended(play(config))
-    assert cut
-    assert summary["ledger"]["balances"]
-    assert outcome(config) == expected
-
-
-async def test_rule_st6_nothing_is_admitted_on_a_version_that_was_rolled_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At S = 0 and a snapshot every six steps, with an engine that still serves step 9 when the trainer begins again at 6."""
-    rare = {"snapshot_every": 6, "checkpoint": {"every": 1000, "keep_last": 2}}
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(12), rollout={"max_staleness": 0}, training=rare)
-    admitted, waiting = list[tuple[int, int | None]](), asyncio.Event()
-    admit, fetch = Controller._admit, MirrorReader.fetch
-
-    async def watched(self: Controller, group: Any, prompt: Any) -> None:
-        admitted.append((self.gate.step, self._current.live()))
-        if admitted[-1] == (9, 9):
-            waiting.set()
-        await admit(self, group, prompt)
-
-    async def slow(self: MirrorReader, version: Any) -> Any:
-        await asyncio.sleep(0.3)
-        return await fetch(self, version)
-
-    monkeypatch.setattr(Controller, "_admit", watched)
-    monkeypatch.setattr(MirrorReader, "fetch", slow)
-
-    async def kill(run: RemoteRun, inside: Inside) -> None:
-        await waiting.wait()
-        await inside.kill("trainer")
-
-    summary = await ended(play(config, Inside(), during=kill))
-    assert summary["ledger"]["balances"]
-    assert [(step, live) for step, live in admitted if step != live] == []
 
 
 async def test_monitors_hear_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

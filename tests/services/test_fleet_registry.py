@@ -73,10 +73,20 @@ def test_a_process_that_was_replaced_changes_nothing() -> None:
     assert (made.revision, states(made)) == (revision, {"a": "joining"})
 
 
+def test_a_process_that_was_taken_for_lost_comes_back_with_what_it_serves() -> None:
+    made = registry(a=1)
+    made.lose("a", 1, "its connection was lost")
+    assert states(made) == {"a": "gone"}
+    made.join("a", 1, "unix:/a", 4, version=Version(0, 1))
+    assert states(made) == {"a": "live"}
+
+
 def test_a_process_that_was_let_go_does_not_come_back_but_its_name_does() -> None:
     made = registry(a=1)
-    made.lose("a", 1, "killed")
-    with pytest.raises(LateError, match=r"process 1 was let go \(killed\)"):
+    drain = made.drain("a", "scaled in").drain
+    assert drain is not None
+    made.leave("a", 1, drain)
+    with pytest.raises(LateError, match=r"process 1 was let go \(scaled in\)"):
         made.join("a", 1, "unix:/a", 4)
     assert made.next_incarnation("a") == 2
     made.join("a", 2, "unix:/a", 4)

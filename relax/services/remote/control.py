@@ -5,8 +5,8 @@ Roles are started and ended by the launcher: it fetches orders, and says how eve
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
@@ -24,6 +24,7 @@ from relax.services.control.request import (
     Scale,
 )
 from relax.services.fleet_registry import EngineEntry
+from relax.services.fleet_service import FleetService
 from relax.services.remote.role import role_rows
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
@@ -39,17 +40,21 @@ START_S = 300.0
 """How long a new replica may take until it works."""
 FETCH_S = 20.0
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True, slots=True)
 class Orders:
     """What the launcher is to do: which hosts of replicated roles there are to be (None: as they are), which to start anew.
 
-    `restarts` are (number, host), each to be done once.
+    `restarts` are (number, host), each to be done once. `paused` is what the launcher remembers for a controller that is started
+    anew (None: as it is).
     """
 
     number: int = 0
     replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     restarts: tuple[tuple[int, str], ...] = ()
+    paused: bool | None = None
 
 
 class RunControl:
@@ -66,9 +71,11 @@ class RunControl:
 
     # --- the launcher ---
 
-    def saw(self, views: Sequence[Mapping[str, Json]]) -> None:
-        """How the launcher sees every host now."""
+    async def saw(self, views: Sequence[Mapping[str, Json]], was_paused: bool) -> None:
+        """How the launcher sees every host now, and whether an earlier controller had paused the run."""
         self._views = views
+        if self._orders.paused is None and was_paused:
+            await self._pause(True)
         self._changed.notify()
 
     async def fetch(self, after: int) -> Orders:
@@ -132,10 +139,8 @@ class RunControl:
             case Restart(role=role):
                 return await self._restart(self._host_of(role), say)
             case Pause() | Resume():
-                is_paused = isinstance(request, Pause)
-                await self._attempt()[0].controller.pause(is_paused)
-                self.is_paused = is_paused
-                return {"paused": is_paused}
+                await self._pause(isinstance(request, Pause))
+                return {"paused": self.is_paused}
             case Checkpoint():
                 return {"step": await self._ask(Run.checkpoint)}
             case Evaluate():
@@ -173,7 +178,7 @@ class RunControl:
             for name in added:
                 say(f"{name} starts")
                 if role == "engine":
-                    await self._attempt()[1].fleet.served(name, START_S)
+                    await self._ask_fleet(lambda fleet, name=name: fleet.served(name, START_S))
                 else:
                     await self._until(lambda name=name: self._phase(name) == "ready", START_S, f"{name} is not ready")
                 say(f"{name} works")
@@ -184,9 +189,8 @@ class RunControl:
     async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
         """Each is sent nothing more, ends what it has, and then ends."""
         if role == "engine":
-            fleet = self._attempt()[1].fleet
             say(f"{', '.join(names)}: no new requests")
-            await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in names))
+            await self._ask_fleet(lambda fleet: _drain_all(fleet, names))
         left = tuple(name for name in self.replicas(role) if name not in names)
         self._order(role, left)
         say(f"{', '.join(names)}: ended")
@@ -195,8 +199,7 @@ class RunControl:
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
         before = self._view(host)["incarnation"]
         number = self._orders.number + 1
-        self._orders = Orders(number, self._orders.replicas, (*self._orders.restarts[-16:], (number, host)))
-        self._changed.notify()
+        self._ask_launcher(restarts=(*self._orders.restarts[-16:], (number, host)))
         say(f"{host} is ended")
         await self._until(
             lambda: self._view(host)["incarnation"] > before and self._phase(host) == "ready",
@@ -206,8 +209,10 @@ class RunControl:
         return {"host": host, "incarnation": self._view(host)["incarnation"]}
 
     def _order(self, role: str, hosts: tuple[str, ...]) -> None:
-        replicas = {**self._orders.replicas, role: hosts}
-        self._orders = Orders(self._orders.number + 1, replicas, self._orders.restarts)
+        self._ask_launcher(replicas={**self._orders.replicas, role: hosts})
+
+    def _ask_launcher(self, **changes: Any) -> None:
+        self._orders = replace(self._orders, number=self._orders.number + 1, **changes)
         self._changed.notify()
 
     async def _until(self, predicate: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
@@ -233,7 +238,10 @@ class RunControl:
         return [name for name, role in REPLICATED.items() if self.replicas(role)]
 
     def _view(self, host: str) -> Mapping[str, Json]:
-        return next(view for view in self._views if view["host"] == host)
+        for view in self._views:
+            if view["host"] == host:
+                return view
+        raise RelaxError(f"{host} is not part of the run any more")
 
     def _phase(self, host: str) -> str:
         return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
@@ -255,19 +263,42 @@ class RunControl:
 
     # --- the attempt ---
 
+    async def _pause(self, is_paused: bool) -> None:
+        """Of the attempt under way, of those that follow, and of the controllers that do."""
+        self.is_paused = is_paused
+        self._ask_launcher(paused=is_paused)
+        found = self._find()
+        if found is not None:
+            await found[0].controller.pause(is_paused)
+
     async def _ask(self, ask: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
         """What was asked of one attempt ends with it."""
         run = self._attempt()[0]
-        asked = asyncio.ensure_future(ask(run))
+        asked = await self._while_under_way(run, ask(run))
+        if asked is None:
+            raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
+        return asked.result()
+
+    async def _ask_fleet(self, ask: Callable[[FleetService], Coroutine[Any, Any, Any]]) -> None:
+        """What an attempt's fleet was asked is asked of the next one's again: engines outlive attempts. No deadline: the operation
+        has one."""
+        asked = None
+        while asked is None:
+            await self._changed.wait_for(lambda: self._find() is not None)
+            run, site = self._attempt()
+            asked = await self._while_under_way(run, ask(site.fleet))
+        asked.result()
+
+    async def _while_under_way(self, run: Run, work: Coroutine[Any, Any, Answer]) -> "asyncio.Future[Answer] | None":
+        """The work when it is done; None when the attempt is over before."""
+        asked = asyncio.ensure_future(work)
         over = asyncio.ensure_future(
             self._changed.wait_for(lambda: (found := self._find()) is None or found[0] is not run)
         )
         try:
             # No deadline: the operation has one.
             await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
-            return asked.result()
+            return asked if asked.done() else None
         finally:
             asked.cancel()
             over.cancel()
@@ -277,6 +308,12 @@ class RunControl:
         if found is None:
             raise RelaxError("the run is recovering from the loss of a role; ask again in a moment")
         return found
+
+
+async def _drain_all(fleet: FleetService, names: Sequence[str]) -> None:
+    """Those that have reported: one that still starts has no requests."""
+    there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
+    await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
 
 
 def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:

@@ -73,9 +73,9 @@ class ControllerProcess:
         if self._run is not None:
             await self._run.stop()
 
-    async def saw(self, views: Sequence[Mapping[str, Json]]) -> None:
-        """How the launcher sees every host."""
-        self._control.saw(list(views))
+    async def saw(self, views: Sequence[Mapping[str, Json]], was_paused: bool) -> None:
+        """See `RunControl.saw`."""
+        await self._control.saw(list(views), was_paused)
 
     async def orders(self, after: int) -> Orders:
         """What the launcher is to do; see `RunControl.fetch`."""

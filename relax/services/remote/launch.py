@@ -62,7 +62,7 @@ class RemoteRun:
         self._client: WireClient | None = None
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
-        self._stopping = False
+        self._stopping = self._paused = False
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
@@ -78,7 +78,9 @@ class RemoteRun:
             self._supervision = hosts
             self._home = hosts.home
             self._meeting = await stack.enter_async_context(meeting(hosts.home, self._place, self._directory))
-            self._client = WireClient(self._meeting.control, "launcher", self._meeting.secret, patient=True)
+            self._client = WireClient(
+                self._meeting.control, "launcher", self._meeting.secret, patient=True, on_connect=self._tell
+            )
             stack.push_async_callback(self._client.close)
             hosts.want(self._hosts(runtime))
             async with TaskSet("launcher") as tasks:
@@ -175,13 +177,17 @@ class RemoteRun:
     async def _pass_roles(self) -> None:
         """Endless. Tells the controller how every host fares; waits for nothing but time."""
         assert self._client is not None
-        assert self._supervision is not None
-        control = self._client.proxy("control")
         while True:
-            await control.saw([_view(view) for view in self._supervision.view()])
-            if self._stopping:
-                await control.stop()  # again: a controller that was started since does not know
+            await self._tell(self._client)
             await asyncio.sleep(ROLES_S)
+
+    async def _tell(self, client: WireClient) -> None:
+        """How every host fares, and what a controller that was started since cannot know: what was asked of an earlier one."""
+        assert self._supervision is not None
+        views = [_view(view) for view in self._supervision.view()]
+        await client.call("control", "saw", views, self._paused)
+        if self._stopping:
+            await client.call("control", "stop")
 
     async def _follow_orders(self, hosts: Supervision, runtime: RayConfig) -> None:
         """Endless. Consumes: orders of the controller. Waits for: new ones. Unblocked by: an operation, a restart of the controller."""
@@ -193,6 +199,7 @@ class RemoteRun:
             if orders.number < last:
                 done.clear()  # a new controller counts anew
             last = orders.number
+            self._paused = self._paused if orders.paused is None else orders.paused
             if any(self._replicas.get(role) != hosts_of for role, hosts_of in orders.replicas.items()):
                 self._replicas.update(orders.replicas)
                 hosts.want(self._hosts(runtime))

@@ -197,6 +197,7 @@ class RemoteSite:
 
     async def open(self, hooks: Hooks) -> None:
         self.fleet = FleetService(FleetRegistry(self.first_revision), lambda: self.on_fleet())
+        self.trainer.on_first = lambda version: self.fleet.begin(version.incarnation)
         if self.assembly.config.eval.sets:
             self.evaluation = RemoteEvaluation(self.catalog, hooks, self.desk)
             self.serve(EVALUATIONS, self.evaluation)
@@ -220,7 +221,6 @@ class RemoteSite:
         index = next(number for number, stage in enumerate(config.stages) if stage.name == bounds.name)
         if "reference" in setup.plan.roles and fresh:
             await self.trainer.call("write_reference", str(self.directory.reference(bounds.name)))
-        self.fleet.begin(self.trainer.version.incarnation)
         return RemoteCrew(
             control.controller,
             control.log,

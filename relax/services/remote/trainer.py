@@ -173,6 +173,8 @@ class RemoteTrainer:
         self.version = Version()
         self._published = False
         self.is_closed = False
+        self.on_first: Callable[[Version], None] = lambda version: None
+        """Told of the first version of this attempt: what was served before it was rolled back."""
 
     async def begin(self, stage: int, initial: bool) -> None:
         await self.call("begin", stage, initial)
@@ -184,6 +186,7 @@ class RemoteTrainer:
         if not self._published:
             self.version = await self.call("first", number, incarnation)
             self._published = True
+            self.on_first(self.version)
 
     def trainable(self) -> Trainable:
         return _RemoteTrainable(self, self._writer)
