@@ -53,6 +53,7 @@ MODEL = {
 """Some 3 million parameters. With the recipe's 0.4 million what the roles do around the model would be most of a step."""
 DOTS = 96
 """Appended to each answer of three digits."""
+REWARD = "benchmarks.long_answer:begins_right"
 DOTS_STEPS, DOTS_GROUPS = 40, 32
 """The second part of the warm-up, which teaches the dots: they would drown the digits in the first."""
 MICROBATCH_TOKENS = 2048
@@ -131,8 +132,11 @@ class Bench:
         tree["eval"] = {**tree["eval"], "every": 0}
         for source in (tree["data"]["sources"][0], tree["eval"]["sets"][0]["source"]):
             source |= {"function": "benchmarks.long_answer:addition", "args": {**source["args"], "dots": dots}}
+        tree["tasks"]["addition"]["rewards"] = [
+            {"type": "function", "function": REWARD, "in_process": True, "weight": 1}
+        ]
         tree["eval"]["sets"][0]["source"]["args"]["count"] = tree["eval"]["sets"][0]["max_records"] = self.records
-        tree["rollout"]["sampling"]["max_tokens"] = dots + 8
+        tree["rollout"]["sampling"]["max_tokens"] = dots + 3
         tree["rollout"] |= {"on_load": ON_LOAD, "engine": {"type": "torch", "slots": SLOTS}}
         tree["training"]["optimizer"]["lr"] = LEARNING_RATE
         tree["training"] = {**tree["training"], "microbatch_tokens": MICROBATCH_TOKENS}
@@ -307,7 +311,7 @@ def main() -> None:
         if arguments.only != "emulated":
             directory = (arguments.keep or Path(temporary)).resolve()
             directory.mkdir(parents=True, exist_ok=True)
-            bench = Bench(directory, arguments.steps, 8, 400, 600, 5)
+            bench = Bench(directory, arguments.steps, 8, 160, 600, 5)
             if arguments.quick:
                 bench = Bench(directory, WARM_STEPS + 4, 4, 20, 32, 1)
             cores = len(os.sched_getaffinity(0))

@@ -45,7 +45,7 @@ class ServerFolder:
     def keep(self, version: Version) -> None:
         """Delete every other version, and halves of versions."""
         for folder in self.path.iterdir() if self.path.is_dir() else ():
-            if False:
+            if folder.name != _name(version):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
