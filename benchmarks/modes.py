@@ -54,7 +54,7 @@ MODEL = {
 DOTS = 96
 """Appended to each answer of three digits."""
 REWARD = "benchmarks.long_answer:begins_right"
-DOTS_STEPS, DOTS_GROUPS = 40, 32
+DOTS_STEPS, DOTS_GROUPS, DOTS_LEARNING_RATE = 40, 32, 2e-4
 """The second part of the warm-up, which teaches the dots: they would drown the digits in the first."""
 MICROBATCH_TOKENS = 2048
 """In every mode; small enough that a step is several of them, which is what streaming needs."""
@@ -132,9 +132,7 @@ class Bench:
         tree["eval"] = {**tree["eval"], "every": 0}
         for source in (tree["data"]["sources"][0], tree["eval"]["sets"][0]["source"]):
             source |= {"function": "benchmarks.long_answer:addition", "args": {**source["args"], "dots": dots}}
-        tree["tasks"]["addition"]["rewards"] = [
-            {"type": "function", "function": REWARD, "in_process": True, "weight": 1}
-        ]
+        tree["tasks"]["addition"]["rewards"] = [{"type": REWARD, "in_process": True, "weight": 1}]
         tree["eval"]["sets"][0]["source"]["args"]["count"] = tree["eval"]["sets"][0]["max_records"] = self.records
         tree["rollout"]["sampling"]["max_tokens"] = dots + 3
         tree["rollout"] |= {"on_load": ON_LOAD, "engine": {"type": "torch", "slots": SLOTS}}
@@ -164,12 +162,15 @@ class Bench:
         config = json.loads((shape / "config.json").read_text("utf-8"))
         config |= MODEL | {"layer_types": ["full_attention"] * int(MODEL["num_hidden_layers"])}
         (shape / "config.json").write_text(json.dumps(config), "utf-8")
-        answers = self._supervised("answers", {"path": str(shape)}, 0, self.warm_up, 128)
-        return self._supervised("dots", answers, DOTS, min(DOTS_STEPS, self.warm_up), DOTS_GROUPS)
+        answers = self._supervised("answers", {"path": str(shape)}, 0, self.warm_up, 128, 1e-3)
+        return self._supervised("dots", answers, DOTS, min(DOTS_STEPS, self.warm_up), DOTS_GROUPS, DOTS_LEARNING_RATE)
 
-    def _supervised(self, name: str, model: Mapping[str, Any], dots: int, steps: int, groups: int) -> dict[str, Any]:
+    def _supervised(
+        self, name: str, model: Mapping[str, Any], dots: int, steps: int, groups: int, rate: float
+    ) -> dict[str, Any]:
         recipe = self.recipe(name, "warm-up", dots, model=model)
-        root = self.train(recipe, f"stages.warm-up.steps={steps}", f"stages.warm-up.groups_per_step={groups}")
+        sizes = {"steps": steps, "groups_per_step": groups, "optimizer.lr": rate}
+        root = self.train(recipe, *(f"stages.warm-up.{name}={value}" for name, value in sizes.items()))
         path = str(sorted((root / "checkpoints").glob("step-*"))[-1] / "model")
         return {"path": path, "tokenizer": path, "weights": "pretrained"}
 

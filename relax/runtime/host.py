@@ -45,6 +45,8 @@ class HostSpec:
     spec: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold the run's secret
     environment: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
+    optional: bool = False
+    """When it is given up, the others go on without it."""
 
 
 @dataclass(frozen=True, slots=True)

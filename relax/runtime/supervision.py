@@ -55,7 +55,8 @@ class HostView:
 class Supervision:
     """`on_report` hears every report and `on_give_up` every host that is given up; both must return at once.
 
-    A host that is given up ends nothing by itself: whoever waits (`until_ready`, `until_finished`) gets HostError with its message.
+    A host that is given up ends nothing by itself: whoever waits (`until_ready`, `until_finished`) gets HostError with its message,
+    unless it is optional.
     """
 
     def __init__(
@@ -193,7 +194,8 @@ class Supervision:
             elif isinstance(told, Report):
                 self._on_report(told)
             elif isinstance(told, GiveUp):
-                self._given_up[told.host] = told
+                if not self._specs[told.host].optional:
+                    self._given_up[told.host] = told
                 self._on_give_up(told)
             else:
                 process = self._processes.get((told.host, told.incarnation))

@@ -21,6 +21,7 @@ from relax.core.message import text_message
 from relax.core.protocol import Compute, Decode, Pool, TrainBackend
 from relax.data.quarantine import Quarantine
 from relax.data.renderer import TextRenderer
+from relax.engines.config import SglangEngineConfig
 from relax.engines.router import Router
 from relax.engines.table import ENGINES
 from relax.model.device import find_device
@@ -188,16 +189,15 @@ class Assembly:
     def copy_model(self) -> Any:
         """A second copy of the policy as it is now; without the trainer in this process, a model of the same kind."""
         if not self.owns_policy:
-            return self._fresh_model()
+            return self._fresh_model(getattr(self.config.training.backend, "device", "cpu"))
         backend = self.backend  # first: it puts the model on its device, and engines follow it there
         model = copy.deepcopy(self._model)
         copy_tensors(backend.export(), model)  # what it trains may be an adapter beside the model
         return model
 
-    def _fresh_model(self) -> Any:
+    def _fresh_model(self, device: str) -> Any:
         model = self.config.model
-        loaded = load_model(self._model_path, model.weights, model.dtype, self.config.run.seed)
-        return loaded.to(find_device(getattr(self.config.training.backend, "device", "cpu")))
+        return load_model(self._model_path, model.weights, model.dtype, self.config.run.seed).to(find_device(device))
 
     @property
     def _model_origin(self) -> ModelOrigin:
@@ -238,14 +238,15 @@ class Assembly:
 
     # --- engines ---
 
-    def engine(self, name: str) -> Any:
-        """An inference engine with a model of its own, on a thread of its own; it serves nothing before its first load."""
-        node = self.config.rollout.engine
+    def engine(self, name: str, node: Any = None) -> Any:
+        """An inference engine with a model and a thread of its own, by `rollout.engine` or `node`. It has yet to load a version."""
+        node = node or self.config.rollout.engine
         if self.config.rollout.max_context_tokens is not None:
             node = node.model_copy(update={"max_context_tokens": self.config.rollout.max_context_tokens})
         engine = ENGINES.component(node.type)(
             node,
-            model=self.copy_model(),
+            # A server elsewhere computes: of the model here only names and shapes are read.
+            model=self._fresh_model("cpu") if isinstance(node, SglangEngineConfig) else self.copy_model(),
             vocabulary=self.vocabulary,
             compute=self.compute(name),
             name=name,
@@ -279,7 +280,7 @@ class Assembly:
                 mode=self.config.rollout.on_load,
                 on_live=fleet.on_live,
                 on_failed=fleet.on_failed,
-                timeouts=update_timeouts(self.sharing.is_shared(name)),
+                timeouts=update_timeouts(self.sharing.is_shared(name), self.config.rollout.engine),
             )
             for name, engine in engines.items()
         ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from relax.config.suggestion import suggestion
 from relax.config.tree import RunConfig
+from relax.engines.config import SglangEngineConfig
 from relax.runtime.config import RayConfig
 
 DEVICE_ROLES = ("trainer", "engine", "evaluation", "reference", "critic", "teacher", "judge")
@@ -19,7 +20,11 @@ REPLICATED_ROLES = ("engine", "reward")
 
 def runtime_problems(config: RunConfig) -> list[str]:
     """One sentence for each thing that cannot work, with its key path first."""
-    return [*_devices(config), *(_hosts(config) if isinstance(config.runtime, RayConfig) else _one_process(config))]
+    return [
+        *_devices(config),
+        *_server(config),
+        *(_hosts(config) if isinstance(config.runtime, RayConfig) else _one_process(config)),
+    ]
 
 
 def _devices(config: RunConfig) -> Iterator[str]:
@@ -29,6 +34,26 @@ def _devices(config: RunConfig) -> Iterator[str]:
             yield (
                 f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, "
                 "engine-1, ..."
+            )
+
+
+def _server(config: RunConfig) -> Iterator[str]:
+    """An engine elsewhere serves one node of the configuration, and can do less than one of our own."""
+    engine = config.rollout.engine
+    if not isinstance(engine, SglangEngineConfig):
+        return
+    wrong = {
+        "rollout.on_load: is keep, which": config.rollout.on_load == "keep",
+        "run.deterministic: is true, which": config.run.deterministic,
+        "data.media: is set, which": config.data.media is not None,
+        "rollout.replicas: is above 1, which": config.rollout.replicas > 1,
+        "eval.sets: need an engine of their own, which": bool(config.eval.sets),
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            yield (
+                f"{what} one server with rollout.engine.type sglang cannot be or do; change it, or keep an engine of the run's own"
+                " and attach the server with `relax engine attach`"
             )
 
 

@@ -119,6 +119,11 @@ class RunDirectory:
         """Versions for engines that do not share memory with the trainer, while the run runs."""
         return self.root / "weights"
 
+    @property
+    def attached(self) -> Path:
+        """Versions for the servers of engines that somebody else runs, which must see this disk."""
+        return self.root / "attached"
+
     def reference(self, stage: str) -> Path:
         """The frozen policy that a stage began with."""
         return self.root / "reference" / f"{stage}.safetensors"

@@ -4,8 +4,9 @@ Started by each stage that samples. Restarting an engine and adding replicas bel
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from relax.config.base import ComponentConfig
 from relax.core.error import EngineError
 from relax.core.protocol import RolloutEngine
 from relax.core.version import Version
@@ -57,6 +58,8 @@ class Fleet:
             listener()
 
 
-def update_timeouts(shares_device: bool) -> Timeouts:
-    """Deadlines of an engine's loads. On a shared device a load first waits for the turns of others, each of which ends by DT3."""
-    return Timeouts(load_s=3600.0) if shares_device else Timeouts()
+def update_timeouts(shares_device: bool, node: ComponentConfig) -> Timeouts:
+    """Deadlines of the loads of an engine with this configuration, which may have one of its own for reading a version: twice that
+    leaves time to write it too. On a shared device a load first waits for the turns of others, each of which ends by DT3."""
+    usual = Timeouts()
+    return replace(usual, load_s=3600.0 if shares_device else max(usual.load_s, 2 * getattr(node, "load_s", 0.0)))

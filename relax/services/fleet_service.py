@@ -100,8 +100,9 @@ class FleetService:
             raise EngineError(f"the drain of engine {name} was taken back: it is {known.state} and used again")
         return known or entry
 
-    async def served(self, name: str, timeout_s: float) -> EngineEntry:
-        """Return once an engine takes requests. Raises EngineError when it is lost, or does not within `timeout_s`.
+    async def served(self, name: str, timeout_s: float, may_fail: bool = True) -> EngineEntry:
+        """Return once an engine takes requests. Raises EngineError when it is lost, or does not within `timeout_s`; without `may_fail`
+        also when its first load fails.
 
         One of the same name that was gone before does not count: this one has yet to report.
         """
@@ -109,12 +110,14 @@ class FleetService:
         gone = former.incarnation if former is not None and former.state == "gone" else None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._changed.wait_for(lambda: self._is_settled(name, gone))
+                await self._changed.wait_for(lambda: self._is_settled(name, gone, may_fail))
         except TimeoutError as error:
             raise EngineError(f"engine {name} takes no requests after {timeout_s:g} s: {self._said(name)}") from error
         entry = self.registry.find(name)
         if entry is None or entry.state == "gone":
             raise EngineError(f"engine {name} is gone before it took a request: {self._said(name)}")
+        if not entry.takes_requests:
+            raise EngineError(f"engine {name} takes no requests: {self._said(name)}")
         return entry
 
     # --- parts ---
@@ -123,10 +126,13 @@ class FleetService:
         known = self.registry.find(entry.name)
         return known is None or (known.state, known.drain) != ("draining", entry.drain)
 
-    def _is_settled(self, name: str, gone: int | None) -> bool:
+    def _is_settled(self, name: str, gone: int | None, may_fail: bool) -> bool:
         """Whether an engine takes requests, or never will."""
         entry = self.registry.find(name)
-        return entry is not None and (entry.takes_requests or (entry.state == "gone" and entry.incarnation != gone))
+        if entry is None:
+            return False
+        is_lost = (entry.state == "gone" and entry.incarnation != gone) or (entry.state == "failed" and not may_fail)
+        return entry.takes_requests or is_lost
 
     def _said(self, name: str) -> str:
         entry = self.registry.find(name)

@@ -27,6 +27,7 @@ TASKS = {
     "relax/services/cli/launch.py": "the run itself, awaited by the command; and its stop, whose end is looked at",
     "relax/services/sample_file.py": "the write under way, awaited by the next one and by close; it catches and tells every error",
     "relax/services/timeline.py": "the write under way, awaited by the next one and by close",
+    "relax/engines/sglang/engine.py": "requests to the server: each is awaited where it starts; aborts: close awaits them",
     "relax/engines/torch/engine.py": "the loop that decodes: its end fails the requests, and close awaits it",
     "relax/engines/emulated.py": "a timer, awaited or cancelled where it was made",
     "relax/data/media/batch.py": "a process's worth of calls: what becomes of each is told to its caller, and close awaits the rest",

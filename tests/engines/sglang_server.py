@@ -117,7 +117,7 @@ class FakeServer:
         if self.runs and body["flush_cache"]:
             self.crashed = True  # an assertion of the scheduler: the cache could not be flushed
         try:
-            found = digest(load_file(Path(body["model_path"]) / "model.safetensors"))
+            found = self.read(Path(body["model_path"]))
         except OSError as error:
             if not self.goes_back:
                 self.weights += 1
@@ -125,6 +125,14 @@ class FakeServer:
             return 400, {"success": False, "message": message, "num_paused_requests": 0}
         self.weights, self.label = found, body["weight_version"]
         return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def read(self, path: Path) -> int:
+        """A number that stands for the weights there. Raises OSError."""
+        return digest(load_file(path / "model.safetensors"))
+
+    def distribution(self, context: list[int], temperature: float, bias: Mapping[str, float]) -> Any:
+        """float64[V]: logprobs of the next token."""
+        return log_softmax(self.weights, context, temperature, bias)
 
     async def generate(self, body: Any) -> tuple[int, Any]:
         if not isinstance(body["input_ids"][0], list):
@@ -147,10 +155,10 @@ class FakeServer:
                     break
                 context = [*prompt, *run.tokens]
                 temperature, bias = params["temperature"], params.get("logit_bias", {})
-                found = log_softmax(self.weights, context, temperature, bias)
+                found = self.distribution(context, temperature, bias)
                 noise = np.random.default_rng([params["sampling_seed"], len(context)]).gumbel(size=len(found))
                 token = int(np.argmax(found + (noise if temperature else 0)))
-                told = log_softmax(self.weights, context, 1.0, bias) if self.original_logprobs else found
+                told = self.distribution(context, 1.0, bias) if self.original_logprobs else found
                 run.tokens.append(token)
                 logprobs.append([float(told[token]), token, None])
                 rows.append([[float(told[one]), one, None] for one in wanted or []])
@@ -183,9 +191,9 @@ def expected_logprobs(weights: int, token_ids: Any, temperature: float = 1.0) ->
 
 
 @asynccontextmanager
-async def serve(**settings: Any) -> AsyncIterator[FakeServer]:
+async def serve(kind: type[FakeServer] = FakeServer, **settings: Any) -> AsyncIterator[FakeServer]:
     """A server that ends with the block, whatever its handlers are doing."""
-    fake = FakeServer(**settings)
+    fake = kind(**settings)
     handlers: set[asyncio.Task[None]] = set()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

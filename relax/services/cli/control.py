@@ -81,7 +81,7 @@ def attach_engine(
     dry_run: DryRun = False,
     wait: Wait = False,
 ) -> None:
-    """Let a run sample from an engine that was started by somebody else."""
+    """Let a run sample from an SGLang server that was started by somebody else, and is this run's alone."""
     body: dict[str, Json] = {"name": name, "url": url, "capacity": capacity}
     _ask(run, "/v1/engines", body | ({"token": token} if token else {}), wait, dry_run)
 

@@ -39,6 +39,8 @@ DRAIN_S = 600.0
 START_S = 300.0
 """How long a new replica may take until it works."""
 FETCH_S = 20.0
+OVER = ("stopped", "finished", "given up", "stopping")
+"""Phases of a host that is not there any more, or soon will not be."""
 
 Answer = TypeVar("Answer")
 
@@ -47,14 +49,16 @@ Answer = TypeVar("Answer")
 class Orders:
     """What the launcher is to do: which hosts of replicated roles there are to be (None: as they are), which to start anew.
 
-    `restarts` are (number, host), each to be done once. `paused` is what the launcher remembers for a controller that is started
-    anew (None: as it is).
+    `restarts` are (number, host), each to be done once. `attached` are engines that somebody else runs: by name, what
+    `RoleSpec.server` holds. The launcher remembers `paused` and `attached` (None: as they are) for a controller that is started
+    anew.
     """
 
     number: int = 0
     replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     restarts: tuple[tuple[int, str], ...] = ()
     paused: bool | None = None
+    attached: Mapping[str, Mapping[str, Json]] | None = None
 
 
 class RunControl:
@@ -65,15 +69,20 @@ class RunControl:
         self._config, self._find = config, find
         self._views: Sequence[Mapping[str, Json]] = ()
         self._orders = Orders(first)
+        self._attached: dict[str, Mapping[str, Json]] = {}
         self._changed = Signal()
         self.is_paused = False
         """Outlives the attempt at which a person asked for it."""
 
     # --- the launcher ---
 
-    async def saw(self, views: Sequence[Mapping[str, Json]], was_paused: bool) -> None:
-        """How the launcher sees every host now, and whether an earlier controller had paused the run."""
+    async def saw(
+        self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
+    ) -> None:
+        """How the launcher sees every host now; whether an earlier controller had paused the run, and what it had attached."""
         self._views = views
+        if self._orders.attached is None:
+            self._attached = dict(attached)
         if self._orders.paused is None and was_paused:
             await self._pause(True)
         self._changed.notify()
@@ -126,15 +135,19 @@ class RunControl:
                 if not self._config.eval.sets:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")
                 return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
-            case Attach(url=url):
-                raise _no_engine_at(url)
+            case Attach(name=name, url=url):
+                self._check_attachable(name)
+                return [f"start {name}, which has {url} load every version and sample"]
 
     async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
         match request:
             case Scale(replicas=replicas):
                 return {role: await self._scale(role, wanted, say) for role, wanted in replicas.items()}
             case Detach(name=name):
-                await self._drain([name], "engine", say)
+                if name in self._attached:
+                    await self._let_go(name, say)
+                else:
+                    await self._drain([name], "engine", say)
                 return {"engines": len(self.replicas("engine"))}
             case Restart(role=role):
                 return await self._restart(self._host_of(role), say)
@@ -145,8 +158,9 @@ class RunControl:
                 return {"step": await self._ask(Run.checkpoint)}
             case Evaluate():
                 return {"step": await self._ask(Run.evaluate)}
-            case Attach(url=url):
-                raise _no_engine_at(url)
+            case Attach():
+                await self._attach(request, say)
+                return {"engines": len(self.engines())}
 
     # --- scaling ---
 
@@ -196,6 +210,44 @@ class RunControl:
         say(f"{', '.join(names)}: ended")
         await self._until(lambda: not set(names) & set(self._seen(role)), DRAIN_S, f"{names} have not ended")
 
+    # --- engines that somebody else runs ---
+
+    def _check_attachable(self, name: str) -> None:
+        """Raises UserError."""
+        config = self._config
+        if any(view["host"] == name for view in self._views) or name.rpartition("-")[0] in REPLICATED.values():
+            raise UserError(f"{name!r} is the name of a process of this run, or may become one; choose another name")
+        if config.run.deterministic:
+            raise UserError("run.deterministic is true, and a server of somebody else's promises no equal bits")
+        if config.rollout.on_load == "keep":
+            raise UserError(
+                "rollout.on_load is keep, which a server of somebody else's cannot do; recompute, drain and abort work"
+            )
+        if config.data.media is not None:
+            raise UserError("this run reads media, and only text can be sent to a server of somebody else's")
+
+    async def _attach(self, request: Attach, say: Say) -> None:
+        """Cancelled, or without an answer in time, it is let go again."""
+        server = {"url": request.url, "slots": request.capacity, "api_key": request.token and str(request.token)}
+        self._set_attached({**self._attached, request.name: server})
+        say(f"{request.name} starts, and has {request.url} load the newest version")
+        try:
+            await self._ask_fleet(lambda fleet: fleet.served(request.name, START_S, may_fail=False))
+        except BaseException:
+            self._set_attached({name: one for name, one in self._attached.items() if name != request.name})
+            raise
+        say(f"{request.name} works")
+
+    async def _let_go(self, name: str, say: Say) -> None:
+        say(f"{name}: no new requests")
+        await self._ask_fleet(lambda fleet: _drain_all(fleet, [name]))
+        self._set_attached({other: one for other, one in self._attached.items() if other != name})
+        await self._until(lambda: self._phase(name) in ("", *OVER), DRAIN_S, f"{name} has not ended")
+
+    def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
+        self._attached = dict(attached)
+        self._ask_launcher(attached=attached)
+
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
         before = self._view(host)["incarnation"]
         number = self._orders.number + 1
@@ -230,8 +282,11 @@ class RunControl:
         return self._seen(role) if ordered is None else ordered  # what the launcher sees may be a second old
 
     def _seen(self, role: str) -> tuple[str, ...]:
-        over = ("stopped", "finished", "given up", "stopping")
-        names = [view["host"] for view in self._views if role in view["roles"] and view["phase"] not in over]
+        names = [
+            view["host"]
+            for view in self._views
+            if role in view["roles"] and view["phase"] not in OVER and view["host"] not in self._attached
+        ]
         return tuple(sorted(names, key=_number))
 
     def _scalable(self) -> list[str]:
@@ -255,10 +310,10 @@ class RunControl:
         raise UserError(f"there is no role {role!r}; roles: {known}")
 
     def _known_engine(self, name: str) -> None:
-        if name not in {one.name for one in self.engines() if one.state != "gone"}:
+        if name not in {one.name for one in self.engines() if one.state != "gone"} | set(self._attached):
             known = ", ".join(one.name for one in self.engines() if one.state != "gone") or "none"
             raise UserError(f"there is no engine {name!r}; engines: {known}")
-        if len([one for one in self.engines() if one.takes_requests]) == 1:
+        if [one.name for one in self.engines() if one.takes_requests] == [name]:
             raise UserError(f"{name} is the only engine; add one first, with scale rollout=2")
 
     # --- the attempt ---
@@ -325,10 +380,6 @@ def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list
             added.append(f"{role}-{number}")
         number += 1
     return added, list(now[wanted:])
-
-
-def _no_engine_at(url: str) -> UserError:
-    return UserError(f"no kind of engine that this run can use answers at {url!r}; scale rollout instead")
 
 
 def _number(host: str) -> int:

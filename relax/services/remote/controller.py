@@ -73,9 +73,11 @@ class ControllerProcess:
         if self._run is not None:
             await self._run.stop()
 
-    async def saw(self, views: Sequence[Mapping[str, Json]], was_paused: bool) -> None:
+    async def saw(
+        self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
+    ) -> None:
         """See `RunControl.saw`."""
-        await self._control.saw(list(views), was_paused)
+        await self._control.saw(list(views), was_paused, attached)
 
     async def orders(self, after: int) -> Orders:
         """What the launcher is to do; see `RunControl.fetch`."""

@@ -4,13 +4,16 @@ The engine's process fetches each version by itself (WS2-WS5), reports to the fl
 called by the rollout role's router directly.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from relax.core.completion import Completion, GenerateInput, Sampling, Session
 from relax.core.error import EngineError, LateError
 from relax.core.protocol import Generate
 from relax.core.version import Version
+from relax.engines.config import SglangEngineConfig
+from relax.engines.refusal import RefusedError
 from relax.engines.router import Router
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
@@ -30,11 +33,14 @@ class EngineSeat:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._name = host.spec.host
+        self._is_own = host.spec.server is None
 
     async def start(self, tasks: TaskSet) -> None:
         host, assembly, name = self._host, self._host.assembly, self._name
         host.busy("loading the model", "engine")
-        engine = assembly.engine(name)
+        node = self._node()
+        engine = assembly.engine(name, node)
+        self._capacity: int = node.slots
         self._updater = EngineUpdater(
             name,
             engine,
@@ -42,16 +48,22 @@ class EngineSeat:
             mode=host.config.rollout.on_load,
             on_live=self._on_live,
             on_failed=self._on_failed,
-            timeouts=update_timeouts(assembly.sharing.is_shared(name)),
+            timeouts=update_timeouts(assembly.sharing.is_shared(name), node),
         )
         assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
-        self._service = EngineService(engine)
-        host.server.serve("engine", self._service)
+        service = EngineService(engine) if self._is_own else AttachedService(engine, self._on_lost)
+        host.server.serve("engine", service)
         host.version = lambda: self._updater.live
         host.waits("its first version", "engine")
         host.on_arrival.append(self._join)
         tasks.start("update", self._updater.run(), endless=True)
         tasks.start("versions", follow(host.client.proxy("weights"), self._updater.notify), endless=True)
+
+    def _node(self) -> Any:
+        host = self._host
+        if host.spec.server is None:
+            return host.config.rollout.engine
+        return SglangEngineConfig(**host.spec.server, folder=str(host.directory.attached / self._name))
 
     async def _join(self, client: WireClient) -> None:
         host = self._host
@@ -61,7 +73,8 @@ class EngineSeat:
             self._name,
             host.spec.incarnation,
             host.address,
-            host.assembly.slots,
+            self._capacity,
+            own=self._is_own,
             version=self._updater.live,
         )
 
@@ -75,8 +88,13 @@ class EngineSeat:
     async def _on_failed(self, name: str, reason: str, final: bool) -> None:
         self._host.waits(f"weights, after a failed load: {reason}", "engine")
         await self._host.client.proxy("fleet").set_failed(name, self._host.spec.incarnation, reason)
-        if final:
+        if final and self._is_own:  # a process of ours is replaced; somebody else's server may take the next version
             raise EngineError(f"engine {name} could not load new weights and is given up: {reason}")
+
+    async def _on_lost(self, reason: str) -> None:
+        """A server did not do what it was asked: nothing more is sent there until it has loaded the next version."""
+        self._host.waits(f"the next version, after: {reason}", "engine")
+        await self._host.client.proxy("fleet").set_failed(self._name, self._host.spec.incarnation, reason)
 
 
 class EngineService:
@@ -87,6 +105,23 @@ class EngineService:
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
         return await self._engine.generate(input, sampling, session)
+
+
+class AttachedService(EngineService):
+    """Of an engine whose server is somebody else's: a failed request is a sign that the next ones would fail too."""
+
+    def __init__(self, engine: Generate, on_lost: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(engine)
+        self._on_lost = on_lost
+
+    async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
+        try:
+            return await super().generate(input, sampling, session)
+        except RefusedError:
+            raise
+        except EngineError as error:
+            await self._on_lost(str(error))
+            raise
 
 
 @dataclass(slots=True)

@@ -54,6 +54,8 @@ class RoleSpec:
     """What `reach` looks for in the run directory and in shared memory; empty: all hosts are on one machine."""
     resume: bool = False
     """For the controller: go on from the directory."""
+    server: Mapping[str, Any] | None = None
+    """For an engine that somebody else runs: `url`, `slots` and `api_key` of its configuration."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RoleSpec.__dataclass_fields__} | {"roles": list(self.roles)}

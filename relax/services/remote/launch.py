@@ -62,6 +62,7 @@ class RemoteRun:
         self._client: WireClient | None = None
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
+        self._attached: dict[str, Mapping[str, Json]] = {}
         self._stopping = self._paused = False
 
     async def execute(self) -> dict[str, Json]:
@@ -126,13 +127,17 @@ class RemoteRun:
         for role in sorted(self._roles):
             for name in self._replicas.get(role) or self._configured(role, runtime):
                 hosts.setdefault(grouped.get(role, name), []).append(role)
-        return [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
+        own = [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
+        return [*own, *(self._host(name, ("engine",), runtime, server) for name, server in self._attached.items())]
 
     def _configured(self, role: str, runtime: RayConfig) -> list[str]:
         count = {"engine": self._config.rollout.replicas, "reward": runtime.rewards}.get(role)
         return [role] if count is None else [f"{role}-{number}" for number in range(count)]
 
-    def _host(self, name: str, roles: tuple[str, ...], runtime: RayConfig) -> HostSpec:
+    def _host(
+        self, name: str, roles: tuple[str, ...], runtime: RayConfig, server: Mapping[str, Json] | None = None
+    ) -> HostSpec:
+        """With `server` it only speaks to an engine elsewhere: it asks for nothing, and may be given up."""
         entry = "controller:run_controller" if CONTROLLER in roles else "work:run_host"
         met = self._meeting
         spec = RoleSpec(
@@ -146,10 +151,11 @@ class RemoteRun:
             met.run_mark,
             met.node_mark,
             self._resume,
+            server,
         )
         from relax.runtime.ray import host_resources
 
-        resources, environment = host_resources(runtime, roles, name)
+        resources, environment = host_resources(runtime, () if server else roles, name)
         asks = resources.node or ((resources.cpus or resources.gpus) and CONTROLLER not in roles)
         if self._home is not None and not asks:
             # The controller meets its hosts at one address; and Ray would put a host that asks for nothing anywhere.
@@ -161,6 +167,7 @@ class RemoteRun:
             spec.to_json(),
             environment,
             resources,
+            optional=server is not None,
         )
 
     # --- what is passed on ---
@@ -185,7 +192,7 @@ class RemoteRun:
         """How every host fares, and what a controller that was started since cannot know: what was asked of an earlier one."""
         assert self._supervision is not None
         views = [_view(view) for view in self._supervision.view()]
-        await client.call("control", "saw", views, self._paused)
+        await client.call("control", "saw", views, self._paused, self._attached)
         if self._stopping:
             await client.call("control", "stop")
 
@@ -200,8 +207,10 @@ class RemoteRun:
                 done.clear()  # a new controller counts anew
             last = orders.number
             self._paused = self._paused if orders.paused is None else orders.paused
-            if any(self._replicas.get(role) != hosts_of for role, hosts_of in orders.replicas.items()):
-                self._replicas.update(orders.replicas)
+            before = dict(self._replicas), self._attached
+            self._replicas.update(orders.replicas)
+            self._attached = self._attached if orders.attached is None else dict(orders.attached)
+            if (self._replicas, self._attached) != before:
                 hosts.want(self._hosts(runtime))
             for number, host in orders.restarts:
                 if number not in done:
@@ -214,7 +223,8 @@ class RemoteRun:
             self._hub.notice("restart" if report.kind == "restart" else "stall", report.text)
 
     def _gave_up(self, given_up: GiveUp) -> None:
-        self._failure = given_up
+        if given_up.host not in self._attached:
+            self._failure = given_up
         _report.error("%s", given_up.message)
         self._hub.notice("failure", given_up.message)
 
