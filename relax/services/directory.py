@@ -19,7 +19,7 @@ from relax.services.file import write_whole
 _FILES = frozenset({
     "config.yaml", "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite-journal", "quarantine.jsonl",
     "metrics.jsonl", "samples.jsonl", "timeline.json", "summary.json", "stopped.json", "status.json", "curve.png", "run.log",
-    "control.json", "control.token", "mark",
+    "control.json", "control.token", "mark", "ending", "stopping",
 })  # fmt: skip
 """Every file that a run writes, but the lock."""
 _FOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +31,7 @@ _FOLDERS: Mapping[str, tuple[str, ...]] = {
     "evaluations": ("step-[0-9]*.json", ".step-[0-9]*.json.*"),
     "reference": ("*.safetensors", ".*.safetensors.*"),
     "samples": ("step-[0-9]*.parquet", ".step-[0-9]*.parquet.*"),
+    "attached": ("*",),
     "weights": ("[0-9]*.json", "[0-9]*.safetensors", ".[0-9]*"),
     "tensorboard": ("*.tfevents.*", "eval/*.tfevents.*"),
 }
@@ -118,6 +119,16 @@ class RunDirectory:
     def weights(self) -> Path:
         """Versions for engines that do not share memory with the trainer, while the run runs."""
         return self.root / "weights"
+
+    @property
+    def ending(self) -> Path:
+        """Why the run is not under way, in a sentence; absent while it is, when it is finished, and after a kill."""
+        return self.root / "ending"
+
+    @property
+    def stopping(self) -> Path:
+        """The process that `relax stop` has asked to stop: a second signal would end it at once."""
+        return self.root / "stopping"
 
     @property
     def attached(self) -> Path:

@@ -47,6 +47,8 @@ class RunStatus:
     quarantined: int
     notes: tuple[str, ...] = ()
     roles: tuple[RoleStatus, ...] = ()
+    ending: str = ""
+    """Why it is not under way, where that is known."""
 
 
 def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
@@ -84,7 +86,15 @@ def read_status(config: RunConfig, directory: RunDirectory) -> RunStatus:
         notes=notes,
         # Roles of a run that is over or was killed do nothing any more, whatever they last said.
         roles=tuple(role.aged(age_s or 0.0) for role in roles) if state == "running" else (),
+        ending=_ending(directory) if state in ("unfinished", "empty") else "",
     )
+
+
+def _ending(directory: RunDirectory) -> str:
+    try:
+        return directory.ending.read_text("utf-8", "replace").strip()
+    except OSError:
+        return "" if directory.is_new else "its process ended without a word: killed from outside, or by the kernel"
 
 
 def _newest(folder: Path) -> str | None:

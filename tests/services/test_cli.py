@@ -270,6 +270,9 @@ def test_a_failed_run_says_what_happened_where_to_look_and_what_to_do(relax: Rel
     log = (root / "run.log").read_text()
     assert "Traceback" in log
     assert "the weather is bad" in log
+    assert "the weather is bad; wait for sunshine" in relax("status", root).out
+    (root / "ending").unlink()
+    assert "ended without a word" in relax("status", root).out
 
 
 def test_an_unfinished_run_is_kept_and_resumed(relax: Relax, recipe: Path, root: Path) -> None:
@@ -415,6 +418,9 @@ def test_an_unexpected_error_keeps_its_traceback(relax: Relax, recipe: Path, roo
     with pytest.raises(ZeroDivisionError):
         relax("train", recipe, fake="bug")
     assert "ZeroDivisionError: a bug" in (root / "run.log").read_text()
+    assert "ZeroDivisionError: a bug" in relax("status", root).out
+    relax("train", "--resume", recipe)
+    assert "ended" not in relax("status", root).out
 
 
 def test_ctrl_c_before_the_run_begins_is_one_line(relax: Relax, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,9 @@ OWNER = textwrap.dedent(
     with RunDirectory(Path(sys.argv[1])):
         if sys.argv[2] == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif sys.argv[2] == "slow":  # as `relax train`: a second signal ends it at once
+            asked = []
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3) if asked else asked.append(number))
         else:
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
         print("owns", flush=True)
@@ -162,7 +165,7 @@ OWNER = textwrap.dedent(
 
 @pytest.fixture
 def owner(root: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
-    """Starts a process that owns the run: `polite` or `deaf` to SIGTERM."""
+    """Starts a process that owns the run: `polite`, `slow` or `deaf` to SIGTERM."""
     started: list[subprocess.Popen[str]] = []
 
     def start(manner: str) -> "subprocess.Popen[str]":
@@ -222,6 +225,24 @@ def test_stop_of_a_run_that_does_not_listen(
     assert (done.code, process.wait(10)) == (0, -signal.SIGKILL)
     assert f"process {process.pid} did not stop and was killed" in done.out
     assert cleaned == [root]
+
+
+def test_stop_asked_twice_does_not_end_a_run_that_is_stopping(
+    relax: Relax,
+    root: Path,
+    owner: Callable[..., "subprocess.Popen[str]"],
+    cleaned: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stop, "MARGIN_S", -39.9)  # of the 45 s
+    monkeypatch.setattr(stop, "CLOSE_S", 10.0)
+    process = owner("slow")
+    for said in ("asked process", "was asked to stop already"):
+        done = relax("stop", root)
+        assert (done.code, process.poll()) == (1, None)
+        assert said in done.out
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 3
 
 
 def test_stop_of_a_run_that_is_not_under_way_cleans_up(relax: Relax, root: Path, cleaned: list[Path]) -> None:

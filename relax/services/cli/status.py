@@ -69,7 +69,8 @@ def status_table(status: RunStatus) -> RenderableType:
 
 def _facts(status: RunStatus) -> dict[str, str]:
     metrics = status.metrics
-    facts = {"state": _state(status), "step": f"{status.step} of {status.total}, stage {status.stage}"}
+    facts = {"state": _state(status), **({"ended": status.ending} if status.ending else {})}
+    facts |= {"step": f"{status.step} of {status.total}, stage {status.stage}"}
     for name, label, form in (
         ("reward/mean", "reward", "{:.4f}"),
         ("staleness/max", "staleness max", "{:.0f}"),

@@ -17,6 +17,7 @@ from relax.services.cli.launch import CLOSE_S, close_s_of
 from relax.services.cli.prepare import resumable_step
 from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
+from relax.services.file import write_whole
 
 MARGIN_S = 5.0
 """Beyond the grace time and what closing may take, for a machine under load."""
@@ -57,8 +58,12 @@ def _stop(directory: RunDirectory, owner: int, timeout_s: float, kill: bool) -> 
     with _handle_of(owner) as handle:
         if directory.owner != owner:
             return  # it ended just now; the number may be another process's already
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        _say(f"asked process {owner} to stop; it has {timeout_s:.0f} s")
+        if _was_asked(directory, owner):
+            _say(f"process {owner} was asked to stop already; waiting for it, {timeout_s:.0f} s at most")
+        else:
+            write_whole(directory.stopping, str(owner))  # first: who asks next must not end the process at once
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            _say(f"asked process {owner} to stop; it has {timeout_s:.0f} s")
         if _has_ended(handle, timeout_s):
             return
         if not kill:
@@ -70,6 +75,13 @@ def _stop(directory: RunDirectory, owner: int, timeout_s: float, kill: bool) -> 
         _say(f"process {owner} did not stop and was killed")
         if not _has_ended(handle, CLOSE_S):
             raise RelaxError(f"process {owner} does not end even when killed: it waits for a disk or a driver")
+
+
+def _was_asked(directory: RunDirectory, owner: int) -> bool:
+    try:
+        return directory.stopping.read_text() == str(owner)
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Everything that can be wrong with a recipe or a directory is found before torch 
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from relax.services.cli.screen import output, print_error, print_facts, print_wa
 from relax.services.curve import read_curve, text_curve
 from relax.services.directory import RunDirectory
 from relax.services.disk import write_failure
+from relax.services.file import write_whole
 from relax.services.monitors.hub import MonitorHub, build_monitors
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
@@ -73,6 +75,8 @@ def _run(request: Request) -> Outcome:
     config, directory = request.config, request.directory
     os.environ["OMP_NUM_THREADS"] = str(getattr(config.runtime, "threads_per_role", 1))
     log_path = directory.root / "run.log"
+    for mark in (directory.ending, directory.stopping):
+        mark.unlink(missing_ok=True)
     with logbook(log_path) as log:
         try:
             hub = build_monitors(config, directory, outline_of(config))
@@ -86,6 +90,7 @@ def _run(request: Request) -> Outcome:
             log.info("the run failed", exc_info=True)
             failure = write_failure(error)
             if failure is None:
+                _remember(directory, f"{type(error).__name__}: {error}")
                 raise
             _report(RelaxError(f"{failure}; what was written before is untouched"), directory, log_path)
             raise typer.Exit(1) from error
@@ -106,6 +111,7 @@ def _runnable(request: Request, hub: MonitorHub) -> Runnable:
 
 def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
     """What happened, where the details are, what to do next (RR6)."""
+    _remember(directory, str(error))
     step = resumable_step(directory)
     following = f"mend the cause, then relax train --resume {directory.root} (goes on from step {step})"
     if step is None:
@@ -129,8 +135,15 @@ def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> N
         return
     step = resumable_step(directory)
     saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
+    _remember(directory, f"stopped, {saved}")
     _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
+
+
+def _remember(directory: RunDirectory, ending: str) -> None:
+    """For `relax status`. A disk that is full is told of on the terminal already."""
+    with suppress(OSError):
+        write_whole(directory.ending, ending)
 
 
 def print_summary(summary: dict[str, Json], directory: RunDirectory) -> None:

@@ -81,7 +81,8 @@ async def meeting(home: Home | None, place: RunPlace, directory: RunDirectory) -
 
 async def clear_weights(directory: RunDirectory) -> None:
     """Remove the versions on the disk: before a run, what a killed one left, and after it, when no process writes any more."""
-    await asyncio.to_thread(shutil.rmtree, directory.weights, ignore_errors=True)
+    for folder in (directory.weights, directory.attached):
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 @contextmanager
