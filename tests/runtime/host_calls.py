@@ -42,6 +42,11 @@ async def finish(spec: Mapping[str, Any], pulse: Pulse) -> dict[str, Any]:
     return {"steps": spec["steps"]}
 
 
+async def loop(spec: Mapping[str, Any], pulse: Pulse) -> str:
+    """Whose event loop it runs on."""
+    return type(asyncio.get_running_loop()).__module__
+
+
 async def returns_an_object(spec: Mapping[str, Any], pulse: Pulse) -> object:
     return object()
 

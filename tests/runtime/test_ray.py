@@ -142,6 +142,17 @@ async def test_each_host_has_its_environment_log_and_working_directory(
     assert names == [f"a.1.{os.getpid()}", f"b.1.{os.getpid()}"]
 
 
+async def test_a_host_runs_on_the_event_loop_that_is_tested(
+    cluster: RayCluster, claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray takes uvloop where it finds one."""
+    (tmp_path / "uvloop.py").write_text("def install(): raise RuntimeError('taken')\nnew_event_loop = install\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with hosts_of(cluster, claim, tmp_path / "logs", budget=0) as hosts:
+        hosts.want([HostSpec("a", ("a",), f"{CALLS}:loop")])
+        assert await hosts.until_finished("a") == "asyncio.unix_events"
+
+
 async def test_rule_rr6_every_way_to_keep_failing_ends_in_one_message(
     cluster: RayCluster, claim: Claim, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ async def test_rule_rr6_a_host_that_keeps_failing_ends_every_wait_with_one_messa
             ):
                 await wait
         assert view(hosts, "a").phase is Phase.given_up
+
+
+async def test_others_go_on_without_an_optional_host_that_is_given_up() -> None:
+    launcher, given_up = FakeLauncher(), list[str]()
+    async with (
+        asyncio.timeout(30),
+        Supervision(launcher, Supervisor(RESTART), on_give_up=lambda told: given_up.append(told.host)) as hosts,
+    ):
+        hosts.want([A])
+        await hosts.until_ready()
+        launcher.refuse = UserError("no such server")
+        hosts.want([A, replace(B, optional=True)])
+        await until(lambda: view(hosts, "b").phase is Phase.given_up)
+        waiter = asyncio.create_task(hosts.until_finished("a"))
+        await asyncio.sleep(0)
+        launcher.newest("a").end(Exit("done", finished=True, result=7))
+        assert await waiter == 7
+    assert given_up == ["b"]
 
 
 async def test_a_wrong_configuration_is_tried_once() -> None:

@@ -7,7 +7,10 @@ import pytest
 
 from relax.core.error import ConfigError
 from relax.services.check import check_run
+from tests.e2e.test_train import EVALUATED
 from tests.e2e.tiny import tiny_config
+
+SERVER = {"type": "sglang", "url": "http://127.0.0.1:30000", "folder": "versions"}
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,12 @@ from tests.e2e.tiny import tiny_config
         ({"runtime": {"type": "ray"}, "bus": {"journal": False}}, "bus.journal: is false"),
         ({"rollout": {"max_staleness": 1, "autoscale": {"max": 2}}}, "cannot be added to one process"),
         ({"runtime": {"type": "local", "devices": {"reward": "a"}}}, "runtime.devices.reward: no role"),
+        ({"rollout": {"max_staleness": 1, "engine": SERVER, "on_load": "keep"}}, "rollout.on_load: is keep"),
+        ({"rollout": {"max_staleness": 1, "engine": SERVER, "replicas": 2}}, "rollout.replicas: is above 1"),
+        (
+            {"rollout": {"max_staleness": 1, "engine": SERVER}, "eval": EVALUATED},
+            "eval.sets: need an engine of their own",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_with_its_key(tmp_path: Path, sections: dict[str, Any], sentence: str) -> None:
