@@ -122,7 +122,7 @@ class RunDirectory:
 
     @property
     def ending(self) -> Path:
-        """Why the run is not under way, in a sentence; absent while it is, when it is finished, and after a kill."""
+        """Why the run is not under way, in a sentence. While it is, what is true if its process is killed."""
         return self.root / "ending"
 
     @property

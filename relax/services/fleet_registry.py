@@ -179,7 +179,8 @@ class FleetRegistry:
         if known is not None and (known.incarnation > incarnation or known.state == "gone"):
             return False
         lost = EngineEntry(name, "", incarnation, 1) if known is None else replace(known, incarnation=incarnation)
-        self._set(replace(lost, state="gone", drain=None, reason=reason))
+        # A drain that was under way is not taken back by the process if it comes again.
+        self._set(replace(lost, state="gone", reason=reason))
         return True
 
     # --- parts ---

@@ -120,6 +120,10 @@ class FleetService:
             raise EngineError(f"engine {name} takes no requests: {self._said(name)}")
         return entry
 
+    async def reported(self, name: str, timeout_s: float) -> None:
+        """Return once an engine has reported to this controller, or after `timeout_s`."""
+        await self._changed.wait_within(lambda: self.registry.find(name) is not None, timeout_s)
+
     # --- parts ---
 
     def _drain_is_over(self, entry: EngineEntry) -> bool:

@@ -94,7 +94,7 @@ def _ending(directory: RunDirectory) -> str:
     try:
         return directory.ending.read_text("utf-8", "replace").strip()
     except OSError:
-        return "" if directory.is_new else "its process ended without a word: killed from outside, or by the kernel"
+        return ""
 
 
 def _newest(folder: Path) -> str | None:

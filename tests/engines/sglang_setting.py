@@ -14,7 +14,7 @@ from relax.core.protocol import Decode
 from relax.core.version import Version
 from relax.core.weight import Manifest, Probe, WeightSet
 from relax.engines.config import SglangEngineConfig
-from relax.engines.sglang.engine import SglangEngine, build_sglang_engine
+from relax.engines.sglang.engine import SglangEngine
 from relax.model.load import load_model
 from relax.model.name import published_tensors, tensor_specs
 from relax.runtime.compute import ComputeThread
@@ -56,18 +56,8 @@ async def sglang_engine(
     """At version `number` unless None; closed at the end."""
     compute = ComputeThread("engine")
     node = SglangEngineConfig(url=fake.url, folder=str(folder), **config)
-    engine = build_sglang_engine(
-        node,
-        model=load_model(MODEL_PATH, "random", "float32", 99),
-        vocabulary=vocabulary(),
-        compute=compute,
-        name="engine-0",
-        deterministic=False,
-        clock=LoopClock(),
-        decode=decode,
-        seed=0,
-        family=None,
-    )
+    model = load_model(MODEL_PATH, "random", "float32", 99)
+    engine = SglangEngine(node, model, vocabulary(), compute, "engine-0", LoopClock(), decode, mark="")
     try:
         if number is not None:
             await engine.load(Version(0, number), ProvenReader())

@@ -28,6 +28,7 @@ class ModelServer(FakeServer):
         super().__init__(**settings)
         self.model: Any = None
         self.third_version = asyncio.Event()
+        self.fourth_request = asyncio.Event()
 
     def read(self, path: Path) -> int:
         if self.model is None:
@@ -39,6 +40,11 @@ class ModelServer(FakeServer):
             self.third_version.set()
         return 1
 
+    async def generate(self, body: Any) -> tuple[int, Any]:
+        if len(requests(self)) == 4:
+            self.fourth_request.set()
+        return await super().generate(body)
+
     def distribution(self, context: list[int], temperature: float, bias: Mapping[str, float]) -> Any:
         with torch.no_grad():
             logits = self.model(torch.tensor([context])).logits[0, -1].double()
@@ -49,8 +55,8 @@ class ModelServer(FakeServer):
 
 async def test_a_server_is_attached_samples_and_is_let_go(tmp_path: Path) -> None:
     rollout = {"max_staleness": 8, "engine": {"type": "torch", "slots": 2}}
-    expected = await undisturbed(tmp_path, stages=rl(40), rollout=rollout)
-    config = tiny_config(tmp_path, runtime=RAY, stages=rl(40), rollout=rollout)
+    expected = await undisturbed(tmp_path, stages=rl(80), rollout=rollout)
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(80), rollout=rollout)
     hub, operations = Watcher(), list[Mapping[str, Json]]()
 
     async with serve(ModelServer) as server:
@@ -60,19 +66,26 @@ async def test_a_server_is_attached_samples_and_is_let_go(tmp_path: Path) -> Non
             await hub.reached(1)
             operations.append(await operate(config, "/v1/engines", {"name": "lab", "url": server.url, "capacity": 4}))
             await server.third_version.wait()
+            await server.fourth_request.wait()
             client = ControlClient(RunDirectory(run_root(config)))
             engines = (await asyncio.to_thread(client.get, "/v1/engines"))["engines"]
             assert {one["name"]: one["own"] for one in engines} == {"engine-0": True, "lab": False}
+            with pytest.raises(RelaxError, match="engine-0 is the only engine"):
+                await asyncio.to_thread(client.delete, "/v1/engines/engine-0")
             asked = await asyncio.to_thread(client.delete, "/v1/engines/lab")
             operations.append(await asyncio.to_thread(client.follow, asked, lambda line: None))
 
         summary = await ended(play(config, Inside(), hub, during=attach))
         assert server.runs == {}
+        assert not (run_root(config) / "attached").exists()
     assert [one["state"] for one in operations] == ["done", "done"], operations
-    sampled = [body for body in server.asked("/generate") if not isinstance(body["input_ids"][0], list)]
-    assert len(sampled) > 8, "its part of the requests"
     assert summary["ledger"]["balances"]
     assert outcome(config) == expected
+
+
+def requests(server: FakeServer) -> list[Any]:
+    """What was to be sampled there: a probe is a batch."""
+    return [body for body in server.asked("/generate") if not isinstance(body["input_ids"][0], list)]
 
 
 def labels(server: FakeServer) -> list[str]:

@@ -119,7 +119,9 @@ def test_an_engine_that_drains_and_dies_is_gone() -> None:
     assert states(made) == {"a": "draining"}
     made.lose("a", 1, "killed")
     (entry,) = made.view().engines
-    assert (entry.state, entry.drain, entry.reason) == ("gone", None, "killed")
+    assert (entry.state, entry.reason) == ("gone", "killed")
+    with pytest.raises(LateError, match="was let go"):
+        made.join("a", 1, "unix:/a", 4)
     assert not made.undrain("a", 2)
 
 

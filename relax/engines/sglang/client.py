@@ -109,6 +109,8 @@ class Client:
 
     def _refusal(self, path: str, status: int, text: bytes) -> str:
         shown = text.decode("utf-8", "replace")[:_SHOWN_CHARACTERS]
+        if self._api_key is not None:
+            shown = shown.replace(self._api_key.reveal(), "***")  # a proxy may echo what it was sent
         if status in (401, 403):
             named = f"the key in {self._api_key}" if self._api_key else "no key: name its variable in api_key"
             shown = f"the server wants a key and got {named}"

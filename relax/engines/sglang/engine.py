@@ -41,14 +41,17 @@ class SglangEngine:
         name: str,
         clock: Clock,
         decode: Decode | None = None,
+        mark: str | None = None,
     ) -> None:
+        """`mark`: see `Server`; None: one of its own."""
         self._config = config
         self._vocabulary = vocabulary
         self._compute = compute
         self._name = name
         self._clock = clock
         self._decode = decode
-        self._server = Server(config, model, vocabulary, compute, name, clock)
+        mark = f".{uuid.uuid4().hex[:12]}" if mark is None else mark
+        self._server = Server(config, model, vocabulary, compute, name, clock, mark)
         self.context = _context(config, model)
         """Most tokens that a prompt and its completion can have together."""
         self._version: Version | None = None
@@ -228,8 +231,10 @@ class SglangEngine:
     async def _abort(self, rid: str) -> None:
         try:
             await self._server.abort(rid)
-        except EngineError:
-            return  # a server that is gone runs nothing, and one that is there sees the closed connection
+        except EngineError as error:
+            # A server that is gone runs nothing, and one that is there sees the closed connection; but it takes no more.
+            if self._state == "open" and not self._loading:
+                self._failed = str(error)
 
     async def _settle(self, mode: LoadMode) -> None:
         """Return once no request moves. `drain` waits as long as the requests' own deadlines, the others for a call's."""

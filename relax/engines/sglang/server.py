@@ -48,8 +48,11 @@ class Server:
         compute: Compute,
         name: str,
         clock: Clock,
+        mark: str,
     ) -> None:
+        """`mark` sets this engine's labels of versions apart from those of any other that loads into the same server."""
         self._config = config
+        self._mark = mark
         self._vocabulary = vocabulary
         self._compute = compute
         self._name = name
@@ -78,7 +81,7 @@ class Server:
         except AnsweredError as error:
             raise RefusedError(str(error)) if error.status == 400 else error from error
         try:
-            return read_part(answer, str(version), sampling.max_tokens, self._vocabulary.size)
+            return read_part(answer, self._label(version), sampling.max_tokens, self._vocabulary.size)
         except EngineError as error:
             raise type(error)(f"engine {self._name}: {self._client.url} answers POST /generate: {error}") from error
 
@@ -94,7 +97,7 @@ class Server:
 
     async def load(self, path: str, version: Version) -> None:
         """Have the server read a version. Raises RefusedLoadError when it did not, UnansweredError when that is not known."""
-        body: dict[str, Json] = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        body: dict[str, Json] = {"model_path": path, "weight_version": self._label(version), "flush_cache": True}
         try:
             answer = await self._client.post("/update_weights_from_disk", body, self._config.load_s)
         except AnsweredError as error:
@@ -111,13 +114,16 @@ class Server:
         body = probe_request(probe.token_ids, probe.temperature, self._bias)
         answer = await self._client.post("/generate", body, self._config.call_s)
         try:
-            return read_probe(answer, probe.token_ids, str(version))
+            return read_probe(answer, probe.token_ids, self._label(version))
         except EngineError as error:
             raise type(error)(f"engine {self._name}: {self._client.url} answers the probe: {error}") from error
 
     async def forget_others(self, version: Version) -> None:
         """Delete the files of every other version."""
         await self._compute.run(self._folder.keep, version)
+
+    def _label(self, version: Version) -> str:
+        return f"{version}{self._mark}"
 
     async def _flush(self) -> None:
         """The server does this only when nothing runs, and dies of a load that finds a request (its assertion on the cache)."""

@@ -3,8 +3,9 @@
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,8 @@ from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
 from relax.services.file import write_whole
 
+STALE_S = 60.0
+"""A mark of an earlier `relax stop` that is older, and older than a stop may take, is taken for nothing."""
 MARGIN_S = 5.0
 """Beyond the grace time and what closing may take, for a machine under load."""
 
@@ -58,10 +61,11 @@ def _stop(directory: RunDirectory, owner: int, timeout_s: float, kill: bool) -> 
     with _handle_of(owner) as handle:
         if directory.owner != owner:
             return  # it ended just now; the number may be another process's already
-        if _was_asked(directory, owner):
+        if _was_asked(directory, owner, timeout_s):
             _say(f"process {owner} was asked to stop already; waiting for it, {timeout_s:.0f} s at most")
         else:
-            write_whole(directory.stopping, str(owner))  # first: who asks next must not end the process at once
+            with suppress(OSError):  # first: who asks next must not end the process at once. A full disk stops nobody.
+                write_whole(directory.stopping, str(owner))
             signal.pidfd_send_signal(handle, signal.SIGTERM)
             _say(f"asked process {owner} to stop; it has {timeout_s:.0f} s")
         if _has_ended(handle, timeout_s):
@@ -77,9 +81,10 @@ def _stop(directory: RunDirectory, owner: int, timeout_s: float, kill: bool) -> 
             raise RelaxError(f"process {owner} does not end even when killed: it waits for a disk or a driver")
 
 
-def _was_asked(directory: RunDirectory, owner: int) -> bool:
+def _was_asked(directory: RunDirectory, owner: int, timeout_s: float) -> bool:
     try:
-        return directory.stopping.read_text() == str(owner)
+        age_s = time.time() - directory.stopping.stat().st_mtime
+        return age_s < max(timeout_s, STALE_S) and directory.stopping.read_text() == str(owner)
     except OSError:
         return False
 

@@ -75,8 +75,8 @@ def _run(request: Request) -> Outcome:
     config, directory = request.config, request.directory
     os.environ["OMP_NUM_THREADS"] = str(getattr(config.runtime, "threads_per_role", 1))
     log_path = directory.root / "run.log"
-    for mark in (directory.ending, directory.stopping):
-        mark.unlink(missing_ok=True)
+    directory.stopping.unlink(missing_ok=True)
+    _remember(directory, "its process ended without a word: killed from outside, or by the kernel")
     with logbook(log_path) as log:
         try:
             hub = build_monitors(config, directory, outline_of(config))

@@ -4,8 +4,10 @@ Roles are started and ended by the launcher: it fetches orders, and says how eve
 """
 
 import asyncio
+import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from relax.config.tree import RunConfig
@@ -23,42 +25,30 @@ from relax.services.control.request import (
     Say,
     Scale,
 )
+from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import EngineEntry
 from relax.services.fleet_service import FleetService
+from relax.services.remote.attached import check_attachable, server_of
+from relax.services.remote.order import REPLICATED, Orders
 from relax.services.remote.role import role_rows
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
 from relax.services.run import Run
 from relax.services.signal import Signal
 
-REPLICATED: Mapping[str, str] = {"rollout": "engine", "reward": "reward"}
-"""What can be scaled, and the role whose hosts are its replicas."""
 MAX_REPLICAS = 64
 DRAIN_S = 600.0
 """How long an engine may take to end its requests."""
 START_S = 300.0
 """How long a new replica may take until it works."""
 FETCH_S = 20.0
+REPORT_S = 60.0
+"""How long an engine that works may take to report to a controller that is new."""
+FOREVER_S = 1e6
 OVER = ("stopped", "finished", "given up", "stopping")
 """Phases of a host that is not there any more, or soon will not be."""
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What the launcher is to do: which hosts of replicated roles there are to be (None: as they are), which to start anew.
-
-    `restarts` are (number, host), each to be done once. `attached` are engines that somebody else runs: by name, what
-    `RoleSpec.server` holds. The launcher remembers `paused` and `attached` (None: as they are) for a controller that is started
-    anew.
-    """
-
-    number: int = 0
-    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    restarts: tuple[tuple[int, str], ...] = ()
-    paused: bool | None = None
-    attached: Mapping[str, Mapping[str, Json]] | None = None
 
 
 class RunControl:
@@ -70,6 +60,7 @@ class RunControl:
         self._views: Sequence[Mapping[str, Json]] = ()
         self._orders = Orders(first)
         self._attached: dict[str, Mapping[str, Json]] = {}
+        self._was_told = False
         self._changed = Signal()
         self.is_paused = False
         """Outlives the attempt at which a person asked for it."""
@@ -80,7 +71,7 @@ class RunControl:
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
     ) -> None:
         """How the launcher sees every host now; whether an earlier controller had paused the run, and what it had attached."""
-        self._views = views
+        self._views, self._was_told = views, True
         if self._orders.attached is None:
             self._attached = dict(attached)
         if self._orders.paused is None and was_paused:
@@ -117,6 +108,10 @@ class RunControl:
         return [] if found is None else list(found[1].fleet.registry.view().engines)
 
     def plan(self, request: Request) -> Sequence[str]:
+        if not self._was_told and isinstance(request, Scale | Attach | Detach | Restart):
+            raise RelaxError(
+                "the controller has just started and does not know the run's processes yet; ask again in a moment"
+            )
         match request:
             case Scale(replicas=replicas):
                 return [line for role, wanted in replicas.items() for line in self._scale_plan(role, wanted)]
@@ -136,7 +131,7 @@ class RunControl:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")
                 return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
             case Attach(name=name, url=url):
-                self._check_attachable(name)
+                check_attachable(request, self._config, self._attached, self._views)
                 return [f"start {name}, which has {url} load every version and sample"]
 
     async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
@@ -204,7 +199,7 @@ class RunControl:
         """Each is sent nothing more, ends what it has, and then ends."""
         if role == "engine":
             say(f"{', '.join(names)}: no new requests")
-            await self._ask_fleet(lambda fleet: _drain_all(fleet, names))
+            await self._ask_fleet(lambda fleet: self._drain_all(fleet, names))
         left = tuple(name for name in self.replicas(role) if name not in names)
         self._order(role, left)
         say(f"{', '.join(names)}: ended")
@@ -212,27 +207,17 @@ class RunControl:
 
     # --- engines that somebody else runs ---
 
-    def _check_attachable(self, name: str) -> None:
-        """Raises UserError."""
-        config = self._config
-        if any(view["host"] == name for view in self._views) or name.rpartition("-")[0] in REPLICATED.values():
-            raise UserError(f"{name!r} is the name of a process of this run, or may become one; choose another name")
-        if config.run.deterministic:
-            raise UserError("run.deterministic is true, and a server of somebody else's promises no equal bits")
-        if config.rollout.on_load == "keep":
-            raise UserError(
-                "rollout.on_load is keep, which a server of somebody else's cannot do; recompute, drain and abort work"
-            )
-        if config.data.media is not None:
-            raise UserError("this run reads media, and only text can be sent to a server of somebody else's")
-
     async def _attach(self, request: Attach, say: Say) -> None:
-        """Cancelled, or without an answer in time, it is let go again."""
-        server = {"url": request.url, "slots": request.capacity, "api_key": request.token and str(request.token)}
-        self._set_attached({**self._attached, request.name: server})
+        """Cancelled, or when it fails, it is let go again. How long it may take is the operation's to know."""
+        check_attachable(request, self._config, self._attached, self._views)  # again: others may have come first
+        self._set_attached({**self._attached, request.name: server_of(request)})
         say(f"{request.name} starts, and has {request.url} load the newest version")
         try:
-            await self._ask_fleet(lambda fleet: fleet.served(request.name, START_S, may_fail=False))
+            served = self._ask_fleet(lambda fleet: fleet.served(request.name, FOREVER_S, may_fail=False))
+            asked = await self._unless(lambda: self._phase(request.name) == "given up", served)
+            if asked is None:
+                raise RelaxError(f"the process of {request.name} was given up; see its log in the run's folder logs")
+            asked.result()
         except BaseException:
             self._set_attached({name: one for name, one in self._attached.items() if name != request.name})
             raise
@@ -240,13 +225,22 @@ class RunControl:
 
     async def _let_go(self, name: str, say: Say) -> None:
         say(f"{name}: no new requests")
-        await self._ask_fleet(lambda fleet: _drain_all(fleet, [name]))
+        await self._ask_fleet(lambda fleet: self._drain_all(fleet, [name]))
         self._set_attached({other: one for other, one in self._attached.items() if other != name})
         await self._until(lambda: self._phase(name) in ("", *OVER), DRAIN_S, f"{name} has not ended")
+        folder = RunDirectory(Path(self._config.run.directory) / self._config.run.name).attached / name
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
         self._attached = dict(attached)
         self._ask_launcher(attached=attached)
+
+    async def _drain_all(self, fleet: FleetService, names: Sequence[str]) -> None:
+        """Those that have reported: one that still starts has no requests. One that works reports to each controller."""
+        works = [name for name in names if self._phase(name) in ("ready", "probing")]
+        await asyncio.gather(*(fleet.reported(name, REPORT_S) for name in works))
+        there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
+        await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
 
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
         before = self._view(host)["incarnation"]
@@ -313,7 +307,8 @@ class RunControl:
         if name not in {one.name for one in self.engines() if one.state != "gone"} | set(self._attached):
             known = ", ".join(one.name for one in self.engines() if one.state != "gone") or "none"
             raise UserError(f"there is no engine {name!r}; engines: {known}")
-        if [one.name for one in self.engines() if one.takes_requests] == [name]:
+        takes = [one.name for one in self.engines() if one.takes_requests]
+        if takes == [name] or self.replicas("engine") == (name,):
             raise UserError(f"{name} is the only engine; add one first, with scale rollout=2")
 
     # --- the attempt ---
@@ -346,10 +341,14 @@ class RunControl:
 
     async def _while_under_way(self, run: Run, work: Coroutine[Any, Any, Answer]) -> "asyncio.Future[Answer] | None":
         """The work when it is done; None when the attempt is over before."""
+        return await self._unless(lambda: (found := self._find()) is None or found[0] is not run, work)
+
+    async def _unless(
+        self, is_over: Callable[[], bool], work: Coroutine[Any, Any, Answer]
+    ) -> "asyncio.Future[Answer] | None":
+        """The work when it is done; None when it was over before."""
         asked = asyncio.ensure_future(work)
-        over = asyncio.ensure_future(
-            self._changed.wait_for(lambda: (found := self._find()) is None or found[0] is not run)
-        )
+        over = asyncio.ensure_future(self._changed.wait_for(is_over))
         try:
             # No deadline: the operation has one.
             await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -363,12 +362,6 @@ class RunControl:
         if found is None:
             raise RelaxError("the run is recovering from the loss of a role; ask again in a moment")
         return found
-
-
-async def _drain_all(fleet: FleetService, names: Sequence[str]) -> None:
-    """Those that have reported: one that still starts has no requests."""
-    there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
-    await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
 
 
 def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:

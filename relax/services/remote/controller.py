@@ -30,9 +30,10 @@ from relax.services.control.autoscaling import autoscale
 from relax.services.control.operator import Operator
 from relax.services.control.server import ControlServer
 from relax.services.directory import RunDirectory
-from relax.services.remote.control import Orders, RunControl
+from relax.services.remote.control import RunControl
 from relax.services.remote.feed import Feed
 from relax.services.remote.host import RoleSpec
+from relax.services.remote.order import Orders
 from relax.services.remote.reach import FRAME_BYTES, find_reach
 from relax.services.remote.site import RemoteSite
 from relax.services.remote.trainer import RoleLostError
@@ -153,7 +154,7 @@ class ControllerProcess:
         site = self._site
         if site is None or not site.is_open:
             return FleetLoad(now, replicas, 0, None, None, None)
-        ready = sum(one.takes_requests for one in site.fleet.registry)
+        ready = sum(one.own and one.takes_requests for one in site.fleet.registry)
         said = site.desk.counters()
         return FleetLoad(
             now, replicas, ready, said.get("rollout/queue_s"), said.get("rollout/load"), said.get("idle/trainer")

@@ -4,7 +4,7 @@ The engine's process fetches each version by itself (WS2-WS5), reports to the fl
 called by the rollout role's router directly.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,8 @@ class EngineSeat:
             timeouts=update_timeouts(assembly.sharing.is_shared(name), node),
         )
         assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
-        service = EngineService(engine) if self._is_own else AttachedService(engine, self._on_lost)
+        is_elsewhere = isinstance(node, SglangEngineConfig)
+        service = AttachedService(engine, lambda: self._doubt(tasks)) if is_elsewhere else EngineService(engine)
         host.server.serve("engine", service)
         host.version = lambda: self._updater.live
         host.waits("its first version", "engine")
@@ -91,10 +92,12 @@ class EngineSeat:
         if final and self._is_own:  # a process of ours is replaced; somebody else's server may take the next version
             raise EngineError(f"engine {name} could not load new weights and is given up: {reason}")
 
-    async def _on_lost(self, reason: str) -> None:
-        """A server did not do what it was asked: nothing more is sent there until it has loaded the next version."""
-        self._host.waits(f"the next version, after: {reason}", "engine")
-        await self._host.client.proxy("fleet").set_failed(self._name, self._host.spec.incarnation, reason)
+    def _doubt(self, tasks: TaskSet) -> None:
+        """A server did not do what it was asked: nothing more is sent there until it has loaded again."""
+        if self._updater.live is None:
+            return  # that is known
+        self._updater.restarted()
+        tasks.start("doubt", self._on_failed(self._name, "its server did not do what it was asked", final=False))
 
 
 class EngineService:
@@ -108,19 +111,20 @@ class EngineService:
 
 
 class AttachedService(EngineService):
-    """Of an engine whose server is somebody else's: a failed request is a sign that the next ones would fail too."""
+    """Of an engine whose server is somebody else's: a failed request is a sign that the next ones would fail too, and that the
+    server may have been started anew."""
 
-    def __init__(self, engine: Generate, on_lost: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, engine: Generate, doubt: Callable[[], None]) -> None:
         super().__init__(engine)
-        self._on_lost = on_lost
+        self._doubt = doubt
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
         try:
             return await super().generate(input, sampling, session)
         except RefusedError:
             raise
-        except EngineError as error:
-            await self._on_lost(str(error))
+        except EngineError:
+            self._doubt()
             raise
 
 

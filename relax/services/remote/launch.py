@@ -24,9 +24,9 @@ from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import WireClient
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
-from relax.services.remote.control import Orders
 from relax.services.remote.feed import pass_on
 from relax.services.remote.host import RoleSpec
+from relax.services.remote.order import Orders
 from relax.services.remote.reach import Meeting, clear_weights, meeting
 
 _report = logging.getLogger(__name__)
@@ -125,10 +125,12 @@ class RemoteRun:
         grouped = {role: host.name for host in runtime.hosts for role in host.roles}
         hosts: dict[str, list[str]] = {CONTROLLER: [CONTROLLER]}
         for role in sorted(self._roles):
-            for name in self._replicas.get(role) or self._configured(role, runtime):
+            ordered = self._replicas.get(role)
+            for name in self._configured(role, runtime) if ordered is None else ordered:
                 hosts.setdefault(grouped.get(role, name), []).append(role)
         own = [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
-        return [*own, *(self._host(name, ("engine",), runtime, server) for name, server in self._attached.items())]
+        attached = [(name, server) for name, server in self._attached.items() if name not in hosts]
+        return [*own, *(self._host(name, ("engine",), runtime, server) for name, server in attached)]
 
     def _configured(self, role: str, runtime: RayConfig) -> list[str]:
         count = {"engine": self._config.rollout.replicas, "reward": runtime.rewards}.get(role)

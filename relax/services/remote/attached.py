@@ -1,0 +1,47 @@
+"""Engines that somebody else runs, attached to a run under way: what may be attached, and what its process is told."""
+
+from collections.abc import Mapping, Sequence
+
+from relax.config.tree import RunConfig
+from relax.core.error import UserError
+from relax.core.message import Json
+from relax.engines.config import SglangEngineConfig
+from relax.services.check_runtime import HOST_ROLES
+from relax.services.control.request import Attach
+from relax.services.remote.order import REPLICATED
+
+RESERVED = (*HOST_ROLES, "controller", "launcher", "evaluations")
+"""Names under which leases and versions are held, and callers of the controller are known."""
+
+
+def server_of(request: Attach) -> dict[str, Json]:
+    """What `RoleSpec.server` holds."""
+    return {"url": request.url, "slots": request.capacity, "api_key": request.token and str(request.token)}
+
+
+def check_attachable(
+    request: Attach, config: RunConfig, attached: Mapping[str, Mapping[str, Json]], views: Sequence[Mapping[str, Json]]
+) -> None:
+    """Raises UserError. The same server again under its name is fine: a controller that was killed has not said how it went."""
+    name = request.name
+    if attached.get(name) == server_of(request):
+        return
+    known = {str(view["host"]) for view in views}
+    if name in known or name in RESERVED or name.rpartition("-")[0] in REPLICATED.values():
+        raise UserError(f"{name!r} is the name of a process of this run, or may become one; choose another name")
+    others = [other for other, server in attached.items() if server["url"] == request.url]
+    if others or request.url == getattr(config.rollout.engine, "url", None):
+        as_what = f" as {others[0]}" if others else ""
+        raise UserError(f"{request.url} serves this run already{as_what}; one server is one engine")
+    try:
+        SglangEngineConfig(**server_of(request), folder=".")
+    except ValueError:
+        raise UserError("the URL is no address of a server; write http://host:port or https://host:port") from None
+    if config.run.deterministic:
+        raise UserError("run.deterministic is true, and a server of somebody else's promises no equal bits")
+    if config.rollout.on_load == "keep":
+        raise UserError(
+            "rollout.on_load is keep, which a server of somebody else's cannot do; recompute, drain and abort work"
+        )
+    if config.data.media is not None:
+        raise UserError("this run reads media, and only text can be sent to a server of somebody else's")

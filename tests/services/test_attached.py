@@ -1,0 +1,79 @@
+"""What may be attached to a run, and what a controller that knows nothing yet may be asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax.core.error import RelaxError, UserError
+from relax.services.control.request import Attach, Pause, Scale
+from relax.services.fleet_registry import FleetRegistry
+from relax.services.fleet_service import FleetService
+from relax.services.remote.attached import check_attachable, server_of
+from relax.services.remote.control import RunControl
+from tests.e2e.tiny import tiny_config
+
+LAB = Attach("lab", "http://10.0.0.7:30000", 4)
+VIEWS = [{"host": "trainer", "roles": ["trainer"], "phase": "ready"}]
+
+
+def test_a_server_may_be_attached_and_asked_for_again(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    check_attachable(LAB, config, {}, VIEWS)
+    views = [*VIEWS, {"host": "lab", "roles": ["engine"], "phase": "ready"}]
+    check_attachable(LAB, config, {"lab": server_of(LAB)}, views)
+
+
+@pytest.mark.parametrize("name", ["trainer", "rollout", "teacher", "engine-9", "reward-1", "launcher", "evaluations"])
+def test_names_that_mean_something_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="choose another name"):
+        check_attachable(Attach(name, LAB.url, 4), tiny_config(tmp_path), {}, [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (Attach("lab", "http://10.0.0.8:30000", 4), "choose another name"),
+        (Attach("other", LAB.url, 4), "serves this run already as lab"),
+        (Attach("other", "http://10.0.0.8:30000/v1", 4), "no address of a server"),
+        (Attach("other", "http://10.0.0 .8:30000", 4), "no address of a server"),
+    ],
+)
+def test_one_name_and_one_server_are_one_engine(tmp_path: Path, request_: Attach, sentence: str) -> None:
+    views = [*VIEWS, {"host": "lab", "roles": ["engine"], "phase": "ready"}]
+    with pytest.raises(UserError, match=sentence):
+        check_attachable(request_, tiny_config(tmp_path), {"lab": server_of(LAB)}, views)
+
+
+async def test_a_controller_that_was_told_nothing_changes_no_processes(tmp_path: Path) -> None:
+    control = RunControl(tiny_config(tmp_path), lambda: None)
+    for request in (LAB, Scale({"rollout": 2})):
+        with pytest.raises(RelaxError, match="ask again in a moment"):
+            control.plan(request)
+    assert control.plan(Pause()) == ["admit no new groups"]
+    await control.saw(VIEWS, False, {"lab": server_of(LAB)})
+    with pytest.raises(UserError, match="serves this run already as lab"):
+        control.plan(Attach("other", LAB.url, 4))
+
+
+async def test_rule_rr8_an_engine_that_works_is_drained_by_a_controller_that_it_has_yet_to_report_to(
+    tmp_path: Path,
+) -> None:
+    drained = list[str]()
+
+    class Fleet(FleetService):
+        async def reported(self, name: str, timeout_s: float) -> None:
+            await self.join(name, 1, f"unix:/{name}", 4)
+
+        async def drain(self, name: str, reason: str, timeout_s: float) -> Any:
+            drained.append(name)
+
+    control = RunControl(tiny_config(tmp_path), lambda: None)
+    views = [
+        {"host": f"engine-{number}", "roles": ["engine"], "phase": phase}
+        for number, phase in enumerate(("ready", "starting"))
+    ]
+    await control.saw(views, False, {})
+    fleet = Fleet(FleetRegistry())
+    await control._drain_all(fleet, ["engine-0", "engine-1"])
+    assert drained == ["engine-0"], "one that starts has no requests"
