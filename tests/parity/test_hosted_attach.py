@@ -28,7 +28,8 @@ class ModelServer(FakeServer):
         super().__init__(**settings)
         self.model: Any = None
         self.third_version = asyncio.Event()
-        self.fourth_request = asyncio.Event()
+        self.fourth_request, self.again = asyncio.Event(), asyncio.Event()
+        self.again_from = 0
 
     def read(self, path: Path) -> int:
         if self.model is None:
@@ -43,6 +44,8 @@ class ModelServer(FakeServer):
     async def generate(self, body: Any) -> tuple[int, Any]:
         if len(requests(self)) == 4:
             self.fourth_request.set()
+        if self.again_from and len(requests(self)) >= self.again_from:
+            self.again.set()
         return await super().generate(body)
 
     def distribution(self, context: list[int], temperature: float, bias: Mapping[str, float]) -> Any:
@@ -81,6 +84,30 @@ async def test_a_server_is_attached_samples_and_is_let_go(tmp_path: Path) -> Non
     assert [one["state"] for one in operations] == ["done", "done"], operations
     assert summary["ledger"]["balances"]
     assert outcome(config) == expected
+
+
+async def test_a_server_that_was_started_anew_loads_again_before_it_samples(tmp_path: Path) -> None:
+    rollout = {"max_staleness": 8, "engine": {"type": "torch", "slots": 2}}
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000), rollout=rollout)
+    hub, seen = Watcher(), list[int]()
+
+    async with serve(ModelServer) as server:
+        assert isinstance(server, ModelServer)
+
+        async def attach(run: RemoteRun, inside: Inside) -> None:
+            await hub.reached(1)
+            await operate(config, "/v1/engines", {"name": "lab", "url": server.url, "capacity": 4})
+            await server.fourth_request.wait()
+            server.label, server.again = "default", asyncio.Event()
+            server.again_from = len(requests(server)) + 8
+            seen.append(len(labels(server)))
+            await server.again.wait()
+            seen.append(len(labels(server)))
+            await run.stop()
+
+        summary = await ended(play(config, Inside(), hub, during=attach))
+    assert seen[1] > seen[0], "it was told to load again"
+    assert summary["ledger"]["balances"]
 
 
 def requests(server: FakeServer) -> list[Any]:
