@@ -86,7 +86,7 @@ async def test_a_server_is_attached_samples_and_is_let_go(tmp_path: Path) -> Non
     assert outcome(config) == expected
 
 
-async def test_a_server_that_was_started_anew_loads_again_before_it_samples(tmp_path: Path) -> None:
+async def test_a_server_that_was_started_anew_samples_again(tmp_path: Path) -> None:
     rollout = {"max_staleness": 8, "engine": {"type": "torch", "slots": 2}}
     config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000), rollout=rollout)
     hub, seen = Watcher(), list[int]()
