@@ -124,10 +124,17 @@ class BusIndex:
         held = self._held(lease, "put", len(writes))
         return plan_write(self._state.trees, self._state.columns, held, writes)
 
-    def commit(self, lease: str, plan: WritePlan, now: float, batch: tuple[int, int] | None = None) -> Change:
+    def check_held(self, lease: str, count: int) -> None:
+        """Raises LateError as `plan` of `count` writes would."""
+        self._held(lease, "put", count)
+
+    def commit(
+        self, lease: str, plan: WritePlan, now: float, batch: tuple[int, int] | None = None, is_last: bool = False
+    ) -> Change:
         """Write the planned cells, each once (TQ4), on leased rows and rows below them; progress, which renews the lease.
 
-        `batch` is where another process wrote them (segment and first byte): the event says so, for recovery.
+        `batch` is where another process wrote them (segment and first byte): the event says so, for recovery. `is_last` acks the lease
+        too: by an event of its own, so that a log which ends between the two tells of a lease that is still held.
         """
         held = self._held(lease, "put", len(plan.fresh))
         rows = [
@@ -144,7 +151,8 @@ class BusIndex:
         }
         if batch is not None:
             data["batch"] = list(batch)
-        return self._commit("bus/put", data)
+        written = self._commit("bus/put", data)
+        return written | self._commit("bus/ack", {"lease": lease}) if is_last else written
 
     def put(self, lease: str, writes: Sequence[RowWrite], now: float) -> PutOutcome:
         """`plan` and `commit` in one, for callers without a storage."""

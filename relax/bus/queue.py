@@ -151,11 +151,11 @@ class TransferQueue:
         named = self._storage.named() if isinstance(self._storage, NamedStorage) else {}
         return self._index.dump() | ({"batches": named} if named else {})
 
-    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
-        """Write cells on leased rows and rows below them; all in one moment, and the lease is renewed.
+    async def put(self, puts: Sequence[RowPut], lease: str, is_last: bool = False) -> PutReport:
+        """Write cells on leased rows and rows below them; all in one moment, and the lease is renewed, or acked with `is_last`.
 
-        The same content again is a no-op. Raises LateError when the lease is not held (nothing is written), InvariantError
-        (TQ1, TQ4, TQ6) for what no holder may write (nothing is written).
+        The same content again is a no-op. Raises LateError when the lease is not held (nothing is written), AckedError when it is done
+        already, InvariantError (TQ1, TQ4, TQ6) for what no holder may write (nothing is written, nothing acked).
         """
         contents = self._contents
         cells = {put.id: contents.freeze(put.id, put.cells) for put in puts}
@@ -163,7 +163,7 @@ class TransferQueue:
         plan = self._index.plan(lease, writes)
         # Stored before the event says so: what an event names is there.
         self._storage.put(fresh_rows(plan, cells))
-        self._follow(self._index.commit(lease, plan, self._clock.time()))
+        self._follow(self._index.commit(lease, plan, self._clock.time(), None, is_last))
         return PutReport(plan.late, plan.superseded)
 
     async def open_segment(self, writer: str) -> int:
@@ -175,19 +175,22 @@ class TransferQueue:
         """A process that was cut off goes on with its segment; one that is not here any more is passed over."""
         self._shared.resume_segment(writer, number)
 
-    async def commit(self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int]) -> PutReport | None:
+    async def commit(
+        self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int], is_last: bool = False
+    ) -> PutReport | None:
         """As `put`, of cells that `writer` wrote in a batch of its segment: the segment's number and the batch's first byte.
 
         None when that segment is not here (it was deleted while the writer was cut off): write them into a new one.
         """
         segment = batch[0]
         if not self._shared.has_segment(writer, segment):
+            self._index.check_held(lease, len(puts.ids))  # of a lease that was acked, there is nothing to write anew
             return None
         plan = self._index.plan(lease, self._contents.placed_writes(self._shared, segment, puts))
         texts = dict(zip(puts.ids, puts.texts, strict=True))
         for write in plan.fresh:
             self._shared.place(write.id, (batch[0], batch[1]), texts[write.id], write.cells)
-        self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1])))
+        self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1]), is_last))
         return PutReport(plan.late, plan.superseded)
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:

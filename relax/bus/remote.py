@@ -54,13 +54,15 @@ class QueueAccess(LeaseAccess, Protocol):
 
     async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located: ...
 
-    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport: ...
+    async def put(self, puts: Sequence[RowPut], lease: str, is_last: bool = False) -> PutReport: ...
 
     async def open_segment(self, writer: str) -> int: ...
 
     async def resume_segment(self, writer: str, number: int) -> None: ...
 
-    async def commit(self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int]) -> PutReport | None: ...
+    async def commit(
+        self, puts: PlacedPuts, lease: str, writer: str, batch: tuple[int, int], is_last: bool = False
+    ) -> PutReport | None: ...
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]: ...
 
@@ -146,14 +148,7 @@ class RemoteQueue:
 
     async def ack(self, lease: str) -> None:
         """Done with the lease's units. Raises LateError."""
-        had = lease in self._holders
-        try:
-            await self._under(lease, lambda: self._access.ack(lease))
-        except AckedError:
-            if not had:
-                raise
-            # Nobody else acks it: the answer to this very call was lost with the connection, and the call was sent again.
-        self._forget(lease)
+        await self._finish(lease, self._under(lease, lambda: self._access.ack(lease)))
 
     async def reattach(self) -> None:
         """The connection is there again, perhaps to another process: say what this one has, and learn what it lost meanwhile.
@@ -183,11 +178,16 @@ class RemoteQueue:
             # Its rows left after they were located; then the lease is late. If it is not, the file was taken away: an error.
             return _read(maps, await self._under(lease, lambda: self._access.locate(slim, columns)))
 
-    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
+    async def put(self, puts: Sequence[RowPut], lease: str, is_last: bool = False) -> PutReport:
         """As `TransferQueue.put`, with the same checks. Raises also UserError when the disk is full."""
+        if not is_last:
+            return await self._put(puts, lease, is_last)
+        return await self._finish(lease, self._put(puts, lease, is_last)) or PutReport()
+
+    async def _put(self, puts: Sequence[RowPut], lease: str, is_last: bool) -> PutReport:
         rows = {put.id: self._checked(put) for put in puts}
         if self._directory is None:
-            return await self._under(lease, lambda: self._access.put(puts, lease))
+            return await self._under(lease, lambda: self._access.put(puts, lease, is_last))
         if lease in self._lost:
             raise _late(lease)
         written = {row: cells for row, cells in rows.items() if cells}
@@ -198,7 +198,8 @@ class RemoteQueue:
             batch = (own.number, own.file.end)
             stored = own.file.place(written) if written else {}
             texts = [place_text(stored.get(row, ())) for row in ids]
-            report = await self._commit(PlacedPuts(ids, [sizes[row] for row in ids], texts, children), lease, batch)
+            placed = PlacedPuts(ids, [sizes[row] for row in ids], texts, children)
+            report = await self._commit(placed, lease, batch, is_last)
             if report is not None:
                 return report
             self._leave(own)
@@ -236,8 +237,21 @@ class RemoteQueue:
                 return Fetched(tuple(ids), cells)
             receipt = Receipt(receipt.lease, receipt.consumer, receipt.holder, rest, receipt.columns)
 
-    async def _commit(self, placed: PlacedPuts, lease: str, batch: tuple[int, int]) -> PutReport | None:
-        return await self._under(lease, lambda: self._access.commit(placed, lease, self._writer, batch))
+    async def _commit(self, placed: PlacedPuts, lease: str, batch: tuple[int, int], is_last: bool) -> PutReport | None:
+        return await self._under(lease, lambda: self._access.commit(placed, lease, self._writer, batch, is_last))
+
+    async def _finish(self, lease: str, call: Awaitable[Result]) -> Result | None:
+        """The last call under a lease. None when it was done already."""
+        had = lease in self._holders
+        result = None
+        try:
+            result = await call
+        except AckedError:
+            if not had:
+                raise
+            # Nobody else acks it: the answer to this very call was lost with the connection, and the call was sent again.
+        self._forget(lease)
+        return result
 
     def _checked(self, put: RowPut) -> dict[str, Any]:
         check_columns(self._columns, put.id, put.cells)

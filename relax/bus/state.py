@@ -25,6 +25,10 @@ class Change:
     woken: dict[str, None] = field(default_factory=dict)
     dropped: list[RowId] = field(default_factory=list)
 
+    def __or__(self, later: "Change") -> "Change":
+        """Both, as one."""
+        return Change(self.woken | later.woken, self.dropped + later.dropped)
+
 
 class BusState:
     """Groups, consumers, leases and counters."""

@@ -23,8 +23,9 @@ async def consume(bus: BusAccess, consumer: str, max_rows: int, work: Work, hold
         try:
             rows = await work(await bus.fetch(receipt))
             if rows:
-                await bus.put(rows, receipt.lease)
-            await bus.ack(receipt.lease)
+                await bus.put(rows, receipt.lease, is_last=True)
+            else:
+                await bus.ack(receipt.lease)
         except LateError:
             continue
 

@@ -100,7 +100,7 @@ class RecordedSteps:
     async def renew(self, lease: str) -> None: ...
     async def release(self, lease: str) -> None: ...
 
-    async def put(self, puts: Sequence[RowPut], lease: str) -> PutReport:
+    async def put(self, puts: Sequence[RowPut], lease: str, is_last: bool = False) -> PutReport:
         raise InvariantError("DE3", "the trainer put rows in a replay")
 
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:

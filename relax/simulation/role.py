@@ -21,6 +21,8 @@ Work = Callable[[Sequence[str]], list[RowWrite]]
 RESTART_S = 2.0
 AGAIN_RATE = 0.02
 """Share of puts that are followed by the same put, and by one that contradicts it."""
+LAST_RATE = 0.5
+"""Share of puts that ack too, as real roles do; after the others a holder may live on, or die, without having acked."""
 
 
 def cells(mark: object, *columns: str) -> dict[str, CellNote]:
@@ -30,7 +32,7 @@ def cells(mark: object, *columns: str) -> dict[str, CellNote]:
 
 
 class Role:
-    """Take, work, put, ack, for ever; `work` turns the rows it holds into writes."""
+    """Take, work, put and ack, in one or in two, for ever; `work` turns the rows it holds into writes."""
 
     def __init__(
         self,
@@ -86,7 +88,8 @@ class Role:
         if life != self._life or self._shell.is_closed:
             return
         writes = self._work(rows)
-        if writes and self._shell.put(receipt.lease, writes) is None:
+        is_last = bool(writes) and self._random.random() < LAST_RATE
+        if writes and (self._shell.put(receipt.lease, writes, is_last) is None or is_last):
             self.start()
             return
         if writes and self._random.random() < AGAIN_RATE:

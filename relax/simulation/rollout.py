@@ -195,11 +195,9 @@ class Rollout:
         del self._running[sibling]
         run = sibling.run
         run.remaining -= 1
-        if self._shell.put(run.lease, self._rows(sibling, failed)) is not None:
-            if run.remaining == 0:
-                self._shell.ack(run.lease)
-            else:
-                self._shell.renew(run.lease)
+        is_last = run.remaining == 0
+        if self._shell.put(run.lease, self._rows(sibling, failed), is_last) is not None and not is_last:
+            self._shell.renew(run.lease)
         self._fill()
 
     def _rows(self, sibling: Sibling, failed: bool) -> list[RowWrite]:

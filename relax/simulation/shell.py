@@ -130,8 +130,8 @@ class Shell:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def put(self, lease: str, writes: Sequence[RowWrite]) -> frozenset[str] | None:
-        """Write rows; returns those that were new, None when the put was refused as late."""
+    def put(self, lease: str, writes: Sequence[RowWrite], is_last: bool = False) -> frozenset[str] | None:
+        """Write rows, and ack with `is_last`; returns those that were new, None when the put was refused as late."""
         held, now = self.truth.is_held(lease), self._timeline.now
         try:
             plan = self.index.plan(lease, writes)
@@ -139,7 +139,7 @@ class Shell:
             self._refused("put", lease, held)
             return None
         self._cells.put({w.id: {name: note.digest for name, note in w.cells.items()} for w in plan.fresh})
-        self._follow(self.index.commit(lease, plan, now))
+        self._follow(self.index.commit(lease, plan, now, is_last=is_last))
         return frozenset(write.id for write in plan.fresh)
 
     def written(self, lease: str) -> Mapping[str, Sequence[str]]:

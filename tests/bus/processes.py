@@ -157,8 +157,8 @@ async def _produce(folder: str | None, address: str, name: str, pause_s: float) 
                 if "token_ids" not in done.get(row, ()):
                     await queue.put([RowPut(row, {"token_ids": cells["token_ids"]}, children=0)], receipt.lease)
                 await asyncio.sleep(pause_s)
-                await queue.put([RowPut(row, {"turns": cells["turns"]})], receipt.lease)
-            await queue.ack(receipt.lease)
+                is_last = row == f"{group}/{SIBLINGS - 1}"
+                await queue.put([RowPut(row, {"turns": cells["turns"]})], receipt.lease, is_last)
         except LateError:
             continue
 

@@ -357,6 +357,29 @@ def test_rule_tq4_a_put_under_a_lost_lease_is_refused_and_counted(index: BusInde
     check_replay(index, columns)
 
 
+def test_rule_tq8_a_log_that_ends_within_a_last_put_tells_of_a_held_lease_and_written_rows(
+    index: BusIndex, columns: dict[str, Column]
+) -> None:
+    log: Any = index._log
+    index.subscribe(ROLLOUT)
+    admit(index)
+    lease = take(index, "rollout").lease
+    plan = index.plan(lease, sibling(0) + sibling(1))
+    index.commit(lease, plan, 5.0, is_last=True)
+    events = log.events()
+    assert [event.kind for event in events[-2:]] == ["bus/put", "bus/ack"]
+    whole = BusIndex.replay(events, columns, log, 1000, 1_000_000)
+    assert whole.state() == index.state()
+    assert whole.status(0, {}).consumers["rollout"].acked == 1
+    cut = BusIndex.replay(events[:-1], columns, log, 1000, 1_000_000)
+    assert cut.rows(lease) == (G,)
+    cut.release_all("the process ended")
+    again = take(cut, "rollout").lease
+    assert f"{G}/1" in cut.written(again)
+    cut.ack(again)
+    assert cut.status(0, {}).consumers["rollout"].acked == 1
+
+
 def test_rule_tq4_a_lease_past_its_deadline_is_held_until_it_is_handed_back(index: BusIndex) -> None:
     index.subscribe(ROLLOUT)
     admit(index)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relax.bus.index import BusIndex
 from relax.bus.log import MemoryLog
-from relax.bus.row import Receipt, Subscription
+from relax.bus.row import AckedError, Receipt, Subscription
 from relax.bus.write import CellNote, RowWrite
 from relax.core.column import COLUMNS
 from relax.core.error import InvariantError, LateError
@@ -243,6 +243,24 @@ class BusMachine(RuleBasedStateMachine):
             "lost": set(),
         }
 
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data())
+    def put_last(self, data: st.DataObject) -> None:
+        """A put that acks too is the put and then the ack."""
+        held = [receipt for receipt in self.receipts if receipt.lease in self.model.held]
+        receipt = data.draw(st.sampled_from(held))
+        lease = self.model.held.pop(receipt.lease)
+        writes = self._writes(data, data.draw(st.sampled_from(lease["units"])))
+        plan = self.index.plan(receipt.lease, writes)
+        dropped = self.index.commit(receipt.lease, plan, self.model.now, is_last=True).dropped
+        self._write(writes)
+        self.model.acked |= {(receipt.consumer, unit): True for unit in lease["units"]}
+        rows = {row for group in self.model.groups.values() for row in group.rows}
+        self.model.free_settled()
+        assert set(dropped) == rows - {row for group in self.model.groups.values() for row in group.rows}
+        with pytest.raises(AckedError):
+            self.index.plan(receipt.lease, writes)
+
     def _draw(self, data: st.DataObject) -> tuple[Receipt, dict[str, Any] | None]:
         held = [receipt for receipt in self.receipts if receipt.lease in self.model.held]
         receipt = data.draw(st.sampled_from(held if held and data.draw(st.integers(0, 5)) else self.receipts))
@@ -308,13 +326,7 @@ class BusMachine(RuleBasedStateMachine):
         outcome = self.index.put(receipt.lease, [*writes, *late], self.model.now)
         assert outcome.plan.late == tuple(write.id for write in late)
         lease["deadline"] = self.model.now + LEASE_S
-        group = self.model.groups[group_of(unit)]
-        for write in writes:
-            self.rows_made += write.id not in group.rows
-            cells = group.rows.setdefault(write.id, {})
-            cells.update({name: note.digest for name, note in write.cells.items()})
-            if write.children is not None:
-                group.children[write.id] = write.children
+        self._write(writes)
         again = self.index.state()
         self.index.put(receipt.lease, writes, self.model.now)
         assert self.index.state() == again
@@ -324,6 +336,15 @@ class BusMachine(RuleBasedStateMachine):
                 self.index.put(receipt.lease, [RowWrite(write.id, other)], self.model.now)
             assert self.index.state() == again
             break
+
+    def _write(self, writes: list[RowWrite]) -> None:
+        for write in writes:
+            group = self.model.groups[group_of(write.id)]
+            self.rows_made += write.id not in group.rows
+            cells = group.rows.setdefault(write.id, {})
+            cells.update({name: note.digest for name, note in write.cells.items()})
+            if write.children is not None:
+                group.children[write.id] = write.children
 
     def _writes(self, data: st.DataObject, unit: str) -> list[RowWrite]:
         group = self.model.groups[group_of(unit)]

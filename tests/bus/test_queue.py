@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax.bus.row import QueueClosedError, RowPut, Subscription
+from relax.bus.row import AckedError, QueueClosedError, RowPut, Subscription
 from relax.core.error import InvariantError, LateError, TransportError, UserError
 from relax.core.id import GroupId, Table, group_id
 from relax.core.protocol import Candidate
@@ -365,6 +365,58 @@ async def test_rule_tq2_storage_keeps_rows_until_they_settle(make_bus: Any) -> N
     await queue.settle([group])
     assert (len(bus.storage), bus.storage.num_bytes) == (0, 0)
     assert (await queue.status()).charged_rows == 0
+
+
+async def test_rule_tq2_the_last_put_writes_and_acks_in_one_moment(make_bus: Any) -> None:
+    bus = make_bus()
+    queue = bus.queue
+    await queue.subscribe(ROLLOUT)
+    await queue.subscribe(REWARD)
+    group = await admit(queue, 0)
+    seen: list[int] = []
+    waiting = asyncio.create_task(queue.take("reward", "w", max_rows=2))
+    await settle_down()
+    waiting.add_done_callback(lambda task: seen.append(queue._index.status(0, {}).consumers["rollout"].acked))
+    lease = (await queue.take("rollout", "r")).lease
+    bad = [RowPut(f"{group}/0", {"token_ids": "text"}, children=0)]
+    with pytest.raises(InvariantError):
+        await queue.put(bad, lease, is_last=True)
+    assert (await queue.status()).consumers["rollout"].leased == 1, "a put that is refused acks nothing"
+    await queue.put(sibling(group, 0) + sibling(group, 1), lease, is_last=True)
+    assert (await queue.status()).consumers["rollout"].acked == 1
+    assert (await waiting).ids == (f"{group}/0", f"{group}/1")
+    await settle_down()
+    assert seen == [1]
+    for is_last in (True, False):
+        with pytest.raises(AckedError):
+            await queue.put(sibling(group, 0), lease, is_last)
+
+
+async def test_rule_tq4_a_last_put_under_a_lease_that_went_back_writes_nothing(make_bus: Any) -> None:
+    queue = make_bus().queue
+    await queue.subscribe(ROLLOUT)
+    group = await admit(queue, 0)
+    lease = (await queue.take("rollout", "r")).lease
+    await queue.release(lease)
+    with pytest.raises(LateError) as late:
+        await queue.put(sibling(group, 0), lease, is_last=True)
+    assert type(late.value) is LateError
+    status = await queue.status()
+    assert (status.consumers["rollout"].available, status.rows) == (1, 1)
+
+
+async def test_rule_tq5_the_last_put_frees_what_was_settled_before_it(make_bus: Any) -> None:
+    bus = make_bus()
+    queue = bus.queue
+    await queue.subscribe(ROLLOUT)
+    await queue.subscribe(REWARD)
+    group = await admit(queue, 0)
+    lease = (await queue.take("rollout", "r")).lease
+    await queue.put(sibling(group, 0), lease)
+    await queue.ack((await queue.take("reward", "w")).lease)
+    await queue.settle([group])
+    await queue.put(sibling(group, 1), lease, is_last=True)
+    assert (len(bus.storage), (await queue.status()).rows) == (0, 0)
 
 
 async def test_closing_ends_every_wait_with_a_typed_error(make_bus: Any) -> None:

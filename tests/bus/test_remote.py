@@ -252,6 +252,53 @@ async def test_rule_tq4_verbs_may_be_sent_twice(tmp_path: Path) -> None:
     assert (await reader.take("reward", "r", max_rows=2)).ids == given_back.ids
 
 
+@pytest.mark.parametrize("verb", ["commit", "put"])
+async def test_rule_tq4_a_last_put_whose_answer_was_lost_comes_out_as_done(tmp_path: Path, verb: str) -> None:
+    """Also when the process was cut off meanwhile and learned that it has the lease no more; only who had it may believe so."""
+    world = make(tmp_path) if verb == "commit" else inline(COLUMNS, ManualClock())
+    writer, other = world.faces
+    (group,) = await begin(world)
+    lease = (await writer.take("rollout", "w")).lease
+    puts = [trajectory(group, 0), trajectory(group, 1, 5000)]
+    call, answers = getattr(world.queue, verb), []
+
+    async def lost(*args: Any) -> Any:
+        answers.append(await call(*args))
+        await writer.reattach()
+        return await call(*args)
+
+    setattr(world.queue, verb, lost)
+    assert (await writer.put(puts, lease, is_last=True)).late == ()
+    assert len(answers) == 1
+    assert (writer.held, writer._lost) == (set(), set())
+    assert (await other.take("reward", "r", max_rows=2)).ids == (f"{group}/0", f"{group}/1")
+    for face in world.faces:
+        with pytest.raises(AckedError):
+            await face.put(puts, lease, is_last=True)
+
+
+async def test_rule_tq4_a_last_put_is_done_also_when_its_rows_have_left_before_it_is_sent_again(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    storage: Any = world.storage
+    writer, reader = world.faces
+    (group,) = await begin(world)
+    lease = (await writer.take("rollout", "w")).lease
+    commit = world.queue.commit
+
+    async def lost(*args: Any) -> Any:
+        await commit(*args)
+        await reader.ack((await reader.take("reward", "r", max_rows=2)).lease)
+        await world.queue.settle([group])
+        await world.queue.drop_holder("one")
+        storage.prune(storage.rotate())
+        await writer.reattach()
+        return await commit(*args)
+
+    world.queue.commit = lost  # type: ignore[method-assign]
+    assert await writer.put([trajectory(group, 0), trajectory(group, 1)], lease, is_last=True)
+    assert writer.held == set()
+
+
 async def test_rule_tq4_an_ack_of_an_acked_lease_is_late_and_says_so(tmp_path: Path) -> None:
     world = make(tmp_path)
     writer, other = world.faces

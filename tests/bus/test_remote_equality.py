@@ -101,7 +101,9 @@ class Schedule:
         chosen = rows[:count] if self.random.random() < 0.8 else self.random.sample(rows, count)
         puts = [self.random_put(row) for row in chosen]
         puts.sort(key=lambda put: put.id.count("/"))
-        await self.tell("put", lambda world: world.faces[face].put(puts, receipt.lease))
+        is_last = self.random.random() < 0.1
+        name = "last_put" if is_last else "put"
+        await self.tell(name, lambda world: world.faces[face].put(puts, receipt.lease, is_last))
 
     def below(self, row: str) -> list[str]:
         if row.count("/") == 0:
@@ -216,5 +218,5 @@ def test_the_schedules_reach_every_verb(tmp_path: Path) -> None:
     for seed in range(12):
         for name, count in play(100 + seed, tmp_path / str(seed)).items():
             total[name] = total.get(name, 0) + count
-    verbs = "admit take put fetch written ack release renew end settle expire drop_holder reattach read"
+    verbs = "admit take put last_put fetch written ack release renew end settle expire drop_holder reattach read"
     assert {verb: total.get(verb, 0) for verb in verbs.split() if total.get(verb, 0) < 3} == {}

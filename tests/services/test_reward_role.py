@@ -128,6 +128,31 @@ async def test_case_h2_a_slow_reward_delays_no_other_trajectory() -> None:
         assert await world.rewards(first) == [1.0, 1.0]
 
 
+async def test_rule_tq2_the_last_reward_of_a_batch_acks_it_and_no_earlier_one_does() -> None:
+    release = asyncio.Event()
+    puts: list[tuple[int, bool]] = []
+
+    async def reward(text: str) -> float:
+        if text == "slow":
+            await release.wait()
+        return 1.0
+
+    async with asyncio.timeout(10), world_of(reward) as world:
+        put = world.bus.put
+
+        async def count(rows: Sequence[RowPut], lease: str, is_last: bool = False) -> object:
+            if lease.startswith("reward"):
+                puts.append((len(rows), is_last))
+                release.set()
+            return await put(rows, lease, is_last)
+
+        world.bus.put = count  # type: ignore[method-assign, assignment]
+        group = await world.write(0, ["slow", "quick", "quick"])
+        assert await world.rewards(group) == [1.0, 1.0, 1.0]
+        assert (await world.bus.status()).consumers["reward"].acked == 3
+    assert puts == [(2, False), (1, True)]
+
+
 def fail_on_x(text: str) -> float:
     if text == "x":
         raise TaskError("no opinion")

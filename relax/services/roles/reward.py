@@ -68,13 +68,15 @@ class Reward:
             units = list(by_group(fetched).values()) if self._compares else [[id] for id in fetched.ids]
             tasks = [asyncio.create_task(self._judge(ids, fetched), name=f"judge {ids[0]}") for ids in units]
             judging = set(tasks)
+            if not tasks:
+                await self._bus.ack(receipt.lease)
             while judging:
                 done, judging = await asyncio.wait(judging, timeout=RENEW_S, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     await self._bus.renew(receipt.lease)
                     continue
-                await self._bus.put([row for task in tasks if task in done for row in task.result()], receipt.lease)
-            await self._bus.ack(receipt.lease)
+                rows = [row for task in tasks if task in done for row in task.result()]
+                await self._bus.put(rows, receipt.lease, is_last=not judging)
         except LateError:
             return  # the lease is gone; the bus has counted what came late (TQ4)
         finally:

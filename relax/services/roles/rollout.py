@@ -144,11 +144,12 @@ class Rollout:
         await asyncio.sleep(0)
         rows, run.finished = run.finished, []
         siblings = sum(table_of(row.id) is Table.trajectory for row in rows)
+        is_last = siblings == run.remaining
         try:
-            await self._bus.put(rows, run.lease)  # which also renews the lease
-            # Counted only once the rows are on the bus: the ack must be the last call under the lease.
+            await self._bus.put(rows, run.lease, is_last)  # which also renews the lease
+            # Counted only once the rows are on the bus: the ack must not overtake another put under the lease.
             run.remaining -= siblings
-            if run.remaining == 0:
+            if run.remaining == 0 and not is_last:
                 await self._bus.ack(run.lease)
         except LateError:
             return  # the lease is gone; the bus has counted what came late (TQ4)
