@@ -228,8 +228,9 @@ class BusIndex:
         rows = self._rows(state, units)
         groups = tuple(dict.fromkeys(group_of(unit) for unit in units))
         data = {"lease": lease, "consumer": consumer, "holder": holder, "units": list(units)}
+        is_begun = any(self._state.trees[group_of(unit)].nodes[unit].is_begun for unit in units)
         self._commit("bus/lease", data | {"deadline": now + state.subscription.lease_s})
-        return Receipt(lease, consumer, holder, rows, state.subscription.columns, groups)
+        return Receipt(lease, consumer, holder, rows, state.subscription.columns, groups, is_begun)
 
     def renew(self, lease: str, now: float) -> Change:
         """The holder lives: its deadline moves. Raises LateError."""

@@ -69,7 +69,8 @@ class PutReport:
 class Receipt:
     """A lease on rows: `ids` in the order the sampler chose, inside a group in id order; `groups` they belong to.
 
-    A group leased whole may have no row in the table (all its trajectories failed): then only `groups` names it.
+    A group leased whole may have no row in the table (all its trajectories failed): then only `groups` names it. Unless `is_begun`,
+    nobody has written at or below what is leased, so that `written` would tell of nothing but the admission.
     """
 
     lease: str
@@ -78,6 +79,7 @@ class Receipt:
     ids: tuple[RowId, ...]
     columns: tuple[str, ...]
     groups: tuple[GroupId, ...] = ()
+    is_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

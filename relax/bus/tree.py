@@ -36,6 +36,11 @@ class Node:
         self.cells: dict[str, CellMark] = {}
         self.complete_for: set[str] = set()
 
+    @property
+    def is_begun(self) -> bool:
+        """True when something at or below this row was written under a lease, as every row but the group's own is."""
+        return self.parent is not None or bool(self.children) or any(mark.lease for mark in self.cells.values())
+
     def descendants(self, table: Table) -> list["Node"]:
         """Rows of `table` at or below this one, in id order."""
         found = [self]

@@ -103,7 +103,7 @@ class Rollout:
     def _granted(self, receipt: Receipt) -> None:
         self._waiter = None
         if self._shell.rows(receipt.lease) is not None:
-            group, written = GroupId(receipt.ids[0]), self._shell.written(receipt.lease)
+            group, written = GroupId(receipt.ids[0]), self._shell.written(receipt.lease) if receipt.is_begun else {}
             siblings = range(self._stage.siblings)
             missing = [one for one in siblings if "turns" not in written.get(trajectory_id(group, one), ())]
             run = GroupRun(group, receipt.lease, len(missing))

@@ -15,6 +15,9 @@ from relax.core.message import Json
 from relax.simulation.disk import Cells
 from relax.simulation.violation import Violation
 
+ADMITTED = frozenset(("prompt", "base"))
+"""What a group's row has from the start."""
+
 
 @dataclass(slots=True)
 class TrueLease:
@@ -184,6 +187,17 @@ class BusTruth:
         expected = sorted(row for unit in held.units for row in self._below(unit, table))
         if sorted(receipt.ids) != expected:
             raise Violation("TQ3", f"lease {receipt.lease} names rows {receipt.ids}, there are {expected}")
+        is_begun = any(map(self._is_begun, held.units))
+        if receipt.is_begun != is_begun:
+            raise Violation(
+                "TQ4",
+                f"lease {receipt.lease} says is_begun={receipt.is_begun} of {sorted(held.units)}: it is {is_begun}",
+            )
+
+    def _is_begun(self, unit: str) -> bool:
+        """Whether anything at or below a unit was written since its group was admitted."""
+        rows = self._groups[group_of(unit)].rows
+        return "/" in unit or len(rows) > 1 or bool(rows[unit] - ADMITTED)
 
     def _below(self, unit: str, table: Table) -> list[str]:
         rows = self._groups[group_of(unit)].by_table[table]

@@ -380,6 +380,27 @@ def test_rule_tq8_a_log_that_ends_within_a_last_put_tells_of_a_held_lease_and_wr
     assert cut.status(0, {}).consumers["rollout"].acked == 1
 
 
+def test_rule_tq4_a_receipt_says_whether_somebody_has_begun(index: BusIndex, columns: dict[str, Column]) -> None:
+    """A cell of the group's own row counts, a row below it too; the admission's cells do not, nor do those of other groups."""
+    for subscription in (ROLLOUT, Subscription("any", Table.trajectory, ("prompt",))):
+        index.subscribe(subscription)
+    for number in range(3):
+        admit(index, f"g00000{number}", rows=5)
+    other = index.lease("rollout", "h", ["g000000"], 0)
+    index.put(other.lease, [RowWrite("g000000/0")], 0)
+    fresh = index.lease("rollout", "h", ["g000001", "g000002"], 0)
+    assert (other.is_begun, fresh.is_begun) == (False, False)
+    assert set(index.written(fresh.lease).values()) == {("prompt", "base")}
+    index.put(fresh.lease, [write("g000002", "kept")], 0)
+    for lease in (other, fresh):
+        index.release(lease.lease)
+    again = BusIndex.load(json.loads(json.dumps(index.dump())), columns, MemoryLog(index._log._clock), 1000, 1_000_000)  # type: ignore[attr-defined]
+    for one in (index, again):
+        for group, is_begun in (("g000000", True), ("g000001", False), ("g000002", True)):
+            assert one.lease("rollout", "h", [group], 0).is_begun is is_begun
+        assert one.lease("any", "h", ["g000000/0"], 0).is_begun, "a row that is there was written"
+
+
 def test_rule_tq4_a_lease_past_its_deadline_is_held_until_it_is_handed_back(index: BusIndex) -> None:
     index.subscribe(ROLLOUT)
     admit(index)

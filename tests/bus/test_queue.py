@@ -452,10 +452,14 @@ async def test_written_tells_the_next_holder_what_is_done(make_bus: Any) -> None
     queue = make_bus().queue
     await queue.subscribe(ROLLOUT)
     group = await admit(queue, 0)
-    first = (await queue.take("rollout", "a")).lease
+    receipt = await queue.take("rollout", "a")
+    assert not receipt.is_begun
+    first = receipt.lease
     await queue.put(sibling(group, 1), first)
     await queue.release(first)
-    second = (await queue.take("rollout", "b")).lease
+    receipt = await queue.take("rollout", "b")
+    assert receipt.is_begun
+    second = receipt.lease
     assert await queue.written(second) == {
         group: ("prompt", "base"),
         f"{group}/1": ("token_ids",),

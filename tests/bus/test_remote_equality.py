@@ -85,6 +85,10 @@ class Schedule:
         taken = await self.tell("take", lambda world: world.faces[face].take(consumer, holder, rows, 0))
         if isinstance(taken, Receipt):
             self.receipts.append((face, taken))
+            written = await self.tell("written", lambda world: world.faces[face].written(taken.lease))
+            assert taken.is_begun == any(
+                "/" in row or not {"prompt", "base", "media"}.issuperset(names) for row, names in written.items()
+            )
             await self.tell("fetch", lambda world: self._fetched(world.faces[face], taken, None))
 
     def some_lease(self) -> tuple[int, Receipt] | None:

@@ -275,6 +275,27 @@ async def test_rule_tq2_no_ack_overtakes_a_put_that_is_under_way() -> None:
     assert calls == [("put", 2, False), ("put", 1, False), ("ack", 0, True)]
 
 
+async def test_only_a_group_that_an_earlier_holder_had_begun_is_asked_for_what_is_written() -> None:
+    asked: list[str] = []
+
+    async def ahead(world: World) -> None:
+        written = world.bus.written
+
+        async def count(lease: str) -> Any:
+            asked.append(lease)
+            return await written(lease)
+
+        world.bus.written = count  # type: ignore[method-assign]
+        begun = await world.admit(0)
+        await world.written_before(begun, said(trajectory_id(begun, 1), "before"))
+        await world.admit(1)
+
+    async with world_of(Engine(), ahead) as world:
+        found = {group: texts(await world.finished(group), group) for group in (group_id(0), group_id(1))}
+    assert sorted(found.values()) == [["0", "1", "2"], ["0", "before", "2"]]
+    assert len(asked) == 1
+
+
 async def test_case_a19_siblings_that_end_in_another_order_keep_their_own_rows() -> None:
     order = {0: asyncio.Event(), 1: asyncio.Event(), 2: asyncio.Event()}
     ended: list[int] = []

@@ -88,7 +88,7 @@ class Rollout:
         try:
             # What an interrupted run left in the group's cell stays there, also if its media would be read otherwise now.
             fetched = await self._bus.fetch(receipt, None if self._media is None else ("prompt", MEDIA))
-            written = await self._bus.written(receipt.lease)
+            written = await self._bus.written(receipt.lease) if receipt.is_begun else {}
             missing = self._missing(group, written)
             if not missing:
                 return await self._bus.ack(receipt.lease)
