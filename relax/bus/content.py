@@ -3,7 +3,7 @@
 Owned by `TransferQueue`. It reads columns, index and storage and changes none of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from relax.bus.cell import digest, freeze, num_bytes
@@ -108,7 +108,9 @@ def fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> Frozen
     return FrozenRows(rows, sum([note.num_bytes for write in plan.fresh for note in write.cells.values()]))
 
 
-def read_group(index: BusIndex, storage: Storage, group: GroupId) -> Fetched:
-    """Every cell of every row of a group; no row when the group is not here."""
+def read_group(index: BusIndex, storage: Storage, group: GroupId, columns: Collection[str] | None = None) -> Fetched:
+    """Every row of a group, with all its cells or those of `columns`; no row when the group is not here."""
     present = index.cells_of(group)
-    return Fetched(tuple(present), {row: storage.get(row, columns) for row, columns in present.items()})
+    if columns is not None:
+        present = {row: [name for name in names if name in columns] for row, names in present.items()}
+    return Fetched(tuple(present), {row: storage.get(row, names) if names else {} for row, names in present.items()})

@@ -6,7 +6,7 @@ deadline of a lease.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from relax.bus.content import Contents, fresh_rows, read_group
@@ -141,9 +141,9 @@ class TransferQueue:
         locate = self._places.locate
         return Located(ids, places, {row: locate(row, names, places) for row, names in present.items()})
 
-    async def read(self, group: GroupId) -> Fetched:
-        """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""
-        return read_group(self._index, self._storage, group)
+    async def read(self, group: GroupId, columns: Collection[str] | None = None) -> Fetched:
+        """Every row of a group with all its cells, or those of `columns`; lease or not: what a ledger keeps before the rows leave."""
+        return read_group(self._index, self._storage, group, columns)
 
     def dump(self) -> dict[str, Any]:
         """The index's whole state, for a snapshot (TQ8), and in which batches other processes wrote cells; the rest of where cells are is

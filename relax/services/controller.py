@@ -243,7 +243,7 @@ class Controller:
         await self._wake()
 
     async def _end_group(self, group: GroupId, state: EndState, reason: str) -> None:
-        self.register.ended(group, await self._bus.read(group), state, reason)
+        self.register.ended(group, await self._bus.read(group, self.register.columns), state, reason)
         await self._bus.end(group)
 
     async def _wake(self) -> None:
@@ -323,7 +323,7 @@ class Controller:
         groups = self.gate.advance(ending.state, ending.reason, outcome.over_age)
         for group in groups:
             end = replace(ending, state="dropped", reason=OVER_AGE) if group in outcome.over_age else ending
-            self.register.stepped(group, await self._bus.read(group), end, is_retaken)
+            self.register.stepped(group, await self._bus.read(group, self.register.columns), end, is_retaken)
         for group in surplus:
             await self._end_group(group, "dropped", SURPLUS)
         if self._settles_at_once:

@@ -7,7 +7,7 @@ written once per step on the ledger's own thread; monitors are fed through a que
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 SHOWN, SHOWN_EVERY = 4, 50
 """Trajectories that monitors are shown, and steps between such showings."""
+
+COLUMNS = frozenset(("turns", "failure", "reward", "reward_parts", "versions", "mask", "mixed", "span", "advantages"))
+"""What the ledger and the metrics are told of rows; the others (tokens, logprobs, media) are most of the bytes."""
 
 _TEXT_LIMIT = 2000
 """Characters of prompt and response kept in the ledger."""
@@ -84,10 +87,15 @@ class Projection:
         """The group's base was raised before its first token (ST2)."""
         self._admissions[group] = replace(self._admissions[group], base=base, deadline=deadline)
 
+    @property
+    def columns(self) -> Collection[str] | None:
+        """Of a group that ends now, the columns that `ended` looks at; None: all."""
+        return None if self._samples is not None and self._samples.is_due else COLUMNS
+
     def ended(
         self, group: GroupId, fetched: Fetched, state: str, reason: str, step: int | None, recount: bool = False
     ) -> None:
-        """A group reached its terminal state; `fetched` holds all its rows, which may be deleted afterwards.
+        """A group reached its terminal state; `fetched` holds all its rows, with `columns`; they may be deleted afterwards.
 
         With a `step` the end is final only when `settled` says so. `recount` is for rows that were counted before a restart.
         """

@@ -4,7 +4,7 @@ Kept by the controller, and by recovery, which tells it again what the journal s
 resumed run knows what an uninterrupted one would.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TypeAlias
 
@@ -57,6 +57,11 @@ class Register:
     def unsettled(self, before: int) -> list[GroupId]:
         """Groups that steps before `before` ended and no snapshot covers yet, in that order."""
         return [group for group, ending in self._unsettled.items() if ending.step < before]
+
+    @property
+    def columns(self) -> Collection[str] | None:
+        """Which cells of a group that ends are looked at; None: all."""
+        return self.projection.columns
 
     # --- what happens to a group ---
 

@@ -74,7 +74,7 @@ class SampleFiles:
 
     def add(self, group: EndedGroup, fetched: Fetched) -> None:
         """All rows of a group that ended while the next step was filled, or was trained by it. Copies nothing."""
-        if not self._is_due(self._next) or group.step not in (None, self._next):
+        if not self.is_due or group.step not in (None, self._next):
             return
         rows, held = _rows(group, fetched), self._gathered
         before = held.groups.pop(group.id, [])
@@ -97,6 +97,11 @@ class SampleFiles:
         if self._writing is not None:
             await self._writing
             self._writing = None
+
+    @property
+    def is_due(self) -> bool:
+        """True while the step that is being filled will be written: then `add` wants every cell."""
+        return self._is_due(self._next)
 
     def _is_due(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0

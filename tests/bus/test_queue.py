@@ -448,6 +448,21 @@ async def test_an_unknown_consumer_is_named(make_bus: Any) -> None:
         await queue.take("nobody", "x")
 
 
+async def test_a_ledger_reads_every_row_and_of_the_cells_those_that_it_names(make_bus: Any) -> None:
+    queue = make_bus().queue
+    await queue.subscribe(ROLLOUT)
+    group = await admit(queue, 0)
+    lease = (await queue.take("rollout", "a")).lease
+    await queue.put(sibling(group, 0), lease)
+    whole, part = await queue.read(group), await queue.read(group, {"span", "base", "reward"})
+    assert part.ids == whole.ids == (group, f"{group}/0", f"{group}/0/0")
+    assert part.cells[group] == {"base": 0}
+    assert part.cells[f"{group}/0"] == {}
+    assert part.cells[f"{group}/0/0"]["span"].tolist() == [0, 3]
+    assert set(whole.cells[f"{group}/0"]) == {"token_ids"}
+    assert (await queue.read(group_id(9), {"span"})).ids == ()
+
+
 async def test_written_tells_the_next_holder_what_is_done(make_bus: Any) -> None:
     queue = make_bus().queue
     await queue.subscribe(ROLLOUT)

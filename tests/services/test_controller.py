@@ -155,6 +155,24 @@ async def test_rule_st8_a_short_last_step_ends_what_it_leaves_behind(world: Worl
     assert {world.ledger.group(group)["state"] for group in groups} == {"trained", "dropped"}  # type: ignore[index]
 
 
+async def test_of_a_group_that_ends_only_what_the_ledger_shows_is_read(world: World) -> None:
+    read, asked = world.bus.read, []
+
+    async def count(group: GroupId, columns: object = None) -> object:
+        asked.append(columns)
+        return await read(group, columns)  # type: ignore[arg-type]
+
+    world.bus.read = count  # type: ignore[method-assign, assignment]
+    await world.admit(2)
+    await keep(world)
+    taken = await world.controller.take("trainer")
+    assert taken.receipt is not None
+    await world.bus.ack(taken.receipt.lease)
+    await world.controller.applied(StepOutcome(0, True, "", {}))
+    assert asked == [world.controller.register.columns] * 2
+    assert asked[0] is not None
+
+
 async def test_rule_ac2_groups_to_admit_again_come_first_and_are_counted_once(world: World) -> None:
     """A snapshot that is written before they are admitted again must not forget them."""
     first = Prompt(PromptKey("toy", 50, 0), "toy", (text_message("user", "?"),), "!")

@@ -2,19 +2,23 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relax.bus.row import Fetched
+from relax.bus.row import BusStatus, Fetched
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, group_id
 from relax.core.message import Prompt, PromptKey, text_message
+from relax.services.access import StepOutcome
 from relax.services.account import Account
 from relax.services.ledger import Ledger
 from relax.services.projection import Projection
 from relax.services.register import Ending, Register
+from relax.services.sample_file import SampleFiles
 from tests.services.crash_world import Inline, rows_of
+from tests.services.test_sample_file import fetched as samples_of
 
 
 def prompt(number: int) -> Prompt:
@@ -73,6 +77,33 @@ def test_rule_ac1_an_end_of_a_step_is_final_when_it_is_settled_and_not_before(wo
     for group in (first, second):
         with pytest.raises(KeyError):
             world.register.prompt(group)  # nothing is kept for ever
+
+
+def test_the_ledger_is_the_same_from_the_columns_that_it_names(world: World, tmp_path: Path) -> None:
+    """Tokens, logprobs and media are not read for it; where trajectories are kept whole, every cell is."""
+    (group,) = world.admit(0)
+    whole = samples_of(group)
+    columns = world.register.columns
+    assert columns is not None
+    assert whole.cells[f"{group}/0"].keys() - columns == {"token_ids", "behaviour_logprobs"}
+    part = {id: {name: cells[name] for name in cells if name in columns} for id, cells in whole.cells.items()}
+    found = []
+    for fetched in (whole, Fetched(whole.ids, part)):
+        metrics: dict[int, Any] = {}
+        other = World()
+        other.projection._on_step = metrics.__setitem__
+        other.admit(0)
+        other.register.ended(group, fetched, "filtered", "a test")
+        bus = BusStatus(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
+        other.projection.stepped(StepOutcome(0, True, "", {}), other.register.account.counts(), 0, bus)
+        found.append((other.rows(), metrics, other.seen))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 7
+    files = SampleFiles(tmp_path, every=2, keep=1)
+    keeping = Projection(world.ledger, Inline(), lambda: 0, lambda step, metrics: None, samples=files)
+    assert Register(Account(), keeping).columns is None
+    asyncio.run(files.flush(0))
+    assert Register(Account(), keeping).columns == columns
 
 
 def test_rule_tq2_a_step_that_is_taken_back_leaves_its_groups_outstanding(world: World) -> None:
