@@ -22,6 +22,7 @@ from relax.data.control import ControlText, Guard
 from relax.data.media.reference import shown_uri
 from relax.data.slot import Content, MediaText, Pairs, Slot, in_order, protect, slots_of, texts_of
 from relax.data.template import ChatTemplate
+from relax.data.text_encoder import TextEncoder
 from relax.model.family import Family
 from relax.model.vocabulary import Vocabulary
 
@@ -51,6 +52,7 @@ class TextRenderer:
         family: Family | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
         self._media = None if family is None else MediaText(family, tokenizer)
         self._vocabulary = vocabulary
         self._template = ChatTemplate(tokenizer, template_args or {})
@@ -62,6 +64,8 @@ class TextRenderer:
         # The siblings of a group ask for the same conversation, one after another.
         self._encode_pairs = lru_cache(maxsize=_RECENT)(self._encode_pairs_anew)
         self._known_ids = lru_cache(maxsize=_RECENT)(self._ids_anew)
+        # Whoever decodes a completion asks next whether its text is stable.
+        self._last_text = lru_cache(maxsize=1)(self._text_anew)
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -208,24 +212,27 @@ class TextRenderer:
 
     def _text_ids(self, text: str) -> list[int]:
         """The ids of text from data: never a control token. Raises DataError when the tokenizer insists on one."""
-        ids = self._ids(text, split_special_tokens=True)
+        ids = self._ids(text, True)
         if self._control_ids.isdisjoint(ids):
             return ids
         # Added tokens that are not marked special are found all the same: cut them in two.
-        ids = [token_id for part in self._control.cut(text) for token_id in self._ids(part, split_special_tokens=True)]
+        ids = [token_id for part in self._control.cut(text) for token_id in self._ids(part, True)]
         if self._control_ids.isdisjoint(ids):
             return ids
         raise DataError(f"the tokenizer makes special tokens of plain text: {text[:80]!r}")
 
-    def _ids(self, text: str, **options: bool) -> list[int]:
+    def _ids(self, text: str, split_special: bool = False) -> list[int]:
         known = self._known_ids if len(text) <= _SHORT else self._ids_anew
-        return list(known(text, *options.items()))
+        return list(known(text, split_special))
 
-    def _ids_anew(self, text: str, *options: tuple[str, bool]) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False, **dict(options))["input_ids"])
+    def _ids_anew(self, text: str, split_special: bool) -> tuple[int, ...]:
+        return tuple(self._encoder.ids(text, split_special))
 
     def _text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._last_text(tuple(ids))
+
+    def _text_anew(self, ids: tuple[int, ...]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _leading_bos(self) -> list[int]:
         """A chat template writes its own BOS, so one is added only where there is no template and the tokenizer would."""

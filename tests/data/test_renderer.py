@@ -250,3 +250,17 @@ def test_lists_only_templates_extend_too():
     suffix = renderer.extend([USER, reply("ab")], np.array(context, np.int32), [TOOL])
     assert suffix is not None
     assert context + ids_of(suffix) == ids_of(renderer.encode([USER, reply("ab"), TOOL]))
+
+
+def test_a_completion_is_turned_into_text_once(monkeypatch):
+    renderer = char_renderer()
+    ids = np.array(sampled(renderer._tokenizer, "12"), np.int32)
+    decode, calls = renderer._tokenizer.decode, []
+    monkeypatch.setattr(
+        renderer._tokenizer, "decode", lambda *args, **kwargs: calls.append(args) or decode(*args, **kwargs)
+    )
+    assert renderer.decode(ids) == "12"
+    assert renderer.is_stable(ids)
+    assert len(calls) == 1
+    other = np.array(sampled(renderer._tokenizer, "34"), np.int32)
+    assert (renderer.decode(other), renderer.decode(ids)) == ("34", "12")
