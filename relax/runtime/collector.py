@@ -8,8 +8,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (20_000, 10, 20)
-"""A young collection after so many new objects that stay; the older generations after so many collections of the younger one."""
+THRESHOLDS = (100_000, 10, 20)
+"""A young collection after so many new objects that stay; the older generations after so many collections of the younger one. The rows
+and events of one step of 512 trajectories are some 50,000 objects, which leave by themselves when the step is over."""
 
 
 _inside = 0

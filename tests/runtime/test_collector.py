@@ -27,6 +27,15 @@ def test_what_was_there_is_set_aside_and_what_comes_later_is_still_found() -> No
     assert gc.get_threshold() == before
 
 
+def test_what_comes_and_goes_with_a_step_is_not_walked() -> None:
+    with calm_collector():
+        before = [generation["collections"] for generation in gc.get_stats()]
+        for _ in range(3):
+            rows = [{"cells": [number]} for number in range(30_000)]
+            del rows
+        assert [generation["collections"] for generation in gc.get_stats()] == before
+
+
 def test_an_error_inside_leaves_the_collector_as_it_was() -> None:
     before = gc.get_threshold()
     with pytest.raises(RuntimeError, match="the run failed"), calm_collector():
