@@ -96,5 +96,5 @@ def join(first: Completion, second: Completion) -> Completion:
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same array, marked read-only."""
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array

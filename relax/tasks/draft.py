@@ -54,6 +54,9 @@ class Draft:
     @property
     def token_ids(self) -> Ints:
         """The open segment, int32[length]: the context of the next request. Read-only."""
+        first = self._spans[0].token_ids
+        if len(self._spans) == 1 and first.dtype == np.int32 and not first.flags.writeable:
+            return first
         joined = np.concatenate([span.token_ids for span in self._spans]).astype(np.int32, copy=False)
         return frozen(joined)
 

@@ -227,10 +227,10 @@ def _check(completion: Completion, sampling: Sampling, allowed: Bools | None) ->
         raise EngineError(f"generation: {len(ids)} tokens where 1 to {sampling.max_tokens} were asked for")
     if completion.stop_reason == "stop" and int(ids[-1]) not in sampling.stop_ids and not sampling.stop:
         raise EngineError(f"generation: stopped at token {int(ids[-1])}, which is no stop id")
-    if not (np.isfinite(completion.logprobs) & (completion.logprobs > _MIN_LOGPROB)).all():
+    if not (completion.logprobs.min() > _MIN_LOGPROB and completion.logprobs.max() < np.inf):  # a NaN is neither
         raise EngineError("generation: a sampled token has no finite logprob that a token can be sampled with")
     if allowed is not None:
-        outside = [int(token) for token in ids if not (0 <= token < len(allowed) and allowed[token])]
+        outside = [token for token in ids.tolist() if not (0 <= token < len(allowed) and allowed[token])]
         if outside:
             raise EngineError(
                 f"generation: token {outside[0]} is a media placeholder or unknown; no policy may sample it"

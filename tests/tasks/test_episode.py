@@ -193,6 +193,7 @@ def _broken(kind: str) -> Completion:
         "empty": replace(toy.reply("", "length")),
         "stop": replace(toy.reply("yes", "length"), stop_reason="stop"),
         "logprob": replace(good, logprobs=np.array([0, np.nan, 0, 0], np.float32)),
+        "infinite": replace(good, logprobs=np.array([0, 0, 0, np.inf], np.float32)),
         "sentinel": replace(good, logprobs=np.array([0, -9999, 0, 0], np.float32)),
     }[kind]
 
@@ -205,6 +206,7 @@ def _broken(kind: str) -> Completion:
         ("empty", "0 tokens where 1 to 50"),
         ("stop", "which is no stop id"),
         ("logprob", "no finite logprob"),
+        ("infinite", "no finite logprob"),
         ("sentinel", "no finite logprob"),
     ],
 )
