@@ -26,6 +26,7 @@ from relax.bus.row import (
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change
 from relax.bus.storage import FrozenRows, NamedStorage, PlaceStorage
+from relax.bus.taking import located, take_more
 from relax.bus.waiter import Admission, Line, Take
 from relax.bus.write import RowWrite
 from relax.core.column import Column
@@ -105,16 +106,24 @@ class TransferQueue:
             if granted and not returned:
                 self._follow(self._index.release(waiter.future.result().lease))
 
+    async def take_each(
+        self, consumer: str, holder: str, max_leases: int, timeout_s: float | None = None
+    ) -> list[Receipt]:
+        """`take` of one unit, and of those that are there beside it, up to `max_leases`: a lease for each."""
+        first = await self.take(consumer, holder, 1, timeout_s)
+        return await take_more(self, first, max_leases, self._index.candidates(consumer))
+
     async def take_located(
         self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None
     ) -> tuple[Receipt, Located]:
         """`take`, and `locate` of what was taken: one call less for a reader in another process."""
-        receipt = await self.take(consumer, holder, max_rows, timeout_s)
-        try:
-            return receipt, await self.locate(receipt)
-        except BaseException:
-            self._follow(self._index.release(receipt.lease))
-            raise
+        return (await located(self, [await self.take(consumer, holder, max_rows, timeout_s)]))[0]
+
+    async def take_each_located(
+        self, consumer: str, holder: str, max_leases: int, timeout_s: float | None = None
+    ) -> list[tuple[Receipt, Located]]:
+        """`take_each`, and `locate` of each."""
+        return await located(self, await self.take_each(consumer, holder, max_leases, timeout_s))
 
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
         """The cells of leased rows: the receipt's columns, or `columns` as far as they are written; joined upward (TQ1).

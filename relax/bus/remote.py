@@ -36,6 +36,10 @@ class LeaseAccess(Protocol):
         self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None
     ) -> tuple[Receipt, Located]: ...
 
+    async def take_each_located(
+        self, consumer: str, holder: str, max_leases: int, timeout_s: float | None = None
+    ) -> list[tuple[Receipt, Located]]: ...
+
     async def renew(self, lease: str) -> None: ...
 
     async def release(self, lease: str) -> None: ...
@@ -111,21 +115,24 @@ class RemoteQueue:
 
     async def take(self, consumer: str, holder: str, max_rows: int = 1, timeout_s: float | None = None) -> Receipt:
         """As `TransferQueue.take`. A lease that was on its way when a take was cancelled goes back with the holder's next take."""
-        self._known_holders[holder] = None
-        if holder in self._unsure:
-            self._unsure.discard(holder)
-            await self._reattach(holder)
-        try:
-            if self._maps is None:
-                receipt = await self._access.take(consumer, holder, max_rows, timeout_s)
-            else:
-                receipt, located = await self._access.take_located(consumer, holder, max_rows, timeout_s)
-                self._located[receipt.lease] = located
-        except asyncio.CancelledError:
-            self._unsure.add(holder)
-            raise
-        self.hold(receipt)
-        return receipt
+        access = self._access
+        if self._maps is None:
+            receipt = await self._taking(holder, lambda: access.take(consumer, holder, max_rows, timeout_s))
+            self.hold(receipt)
+            return receipt
+        return self._got(
+            *await self._taking(holder, lambda: access.take_located(consumer, holder, max_rows, timeout_s))
+        )
+
+    async def take_each(
+        self, consumer: str, holder: str, max_leases: int, timeout_s: float | None = None
+    ) -> list[Receipt]:
+        """As `TransferQueue.take_each`; one lease at a time where cells go in the answers."""
+        access = self._access
+        if self._maps is None:
+            return [await self.take(consumer, holder, 1, timeout_s)]
+        taken = await self._taking(holder, lambda: access.take_each_located(consumer, holder, max_leases, timeout_s))
+        return [self._got(*one) for one in taken]
 
     def hold(self, receipt: Receipt) -> None:
         """This process has a lease that it got in another way than by `take`: the trainer's comes from the controller.
@@ -217,6 +224,22 @@ class RemoteQueue:
             self._leave(self._own)
 
     # --- parts -----------------------------------------------------------------------------------------------------
+
+    async def _taking(self, holder: str, take: Callable[[], Awaitable[Result]]) -> Result:
+        self._known_holders[holder] = None
+        if holder in self._unsure:
+            self._unsure.discard(holder)
+            await self._reattach(holder)
+        try:
+            return await take()
+        except asyncio.CancelledError:
+            self._unsure.add(holder)
+            raise
+
+    def _got(self, receipt: Receipt, located: Located) -> Receipt:
+        self._located[receipt.lease] = located
+        self.hold(receipt)
+        return receipt
 
     async def _reattach(self, holder: str) -> None:
         mine = [lease for lease, owner in self._holders.items() if owner == holder]

@@ -16,6 +16,11 @@ class Places:
     def limit(self) -> int:
         return self._limit
 
+    @property
+    def free(self) -> int:
+        """Places that `acquire` would give without waiting."""
+        return 0 if self._waiting else max(0, self._limit - self._taken)
+
     async def acquire(self) -> None:
         """Take a place, first come first served. The caller says why it needs no deadline."""
         if self._taken < self._limit and not self._waiting:

@@ -343,6 +343,57 @@ async def test_rule_tq5_a_full_queue_from_which_nothing_can_be_taken_shows(make_
     await asyncio.gather(taking, return_exceptions=True)
 
 
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+async def test_rule_tq2_what_is_there_together_is_taken_together_and_each_has_its_own_lease(make_bus: Any) -> None:
+    queue = make_bus().queue
+    await queue.subscribe(ROLLOUT)
+    waiting = asyncio.create_task(queue.take_each("rollout", "r", 9))
+    await settle_down()
+    groups = [await admit(queue, number) for number in range(3)]
+    receipts = await waiting
+    assert [receipt.ids for receipt in receipts] == [(group,) for group in groups]
+    await queue.ack(receipts[1].lease)
+    await queue.release(receipts[2].lease)
+    assert (await queue.status()).consumers["rollout"].leased == 1
+    assert [receipt.ids for receipt in await queue.take_each("rollout", "r", 9)] == [(groups[2],)]
+    more = [await admit(queue, number) for number in (3, 4)]
+    assert [receipt.ids for receipt in await queue.take_each("rollout", "r", 0)] == [(more[0],)], "never none"
+    assert [receipt.ids for receipt in await queue.take_each("rollout", "r", 2)] == [(more[1],)]
+    with pytest.raises(TimeoutError):
+        await queue.take_each("rollout", "r", 2, timeout_s=0.0)
+
+
+class Choosy:
+    """Gives one unit, then declines or fails."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.asked = fails, 0
+
+    def choose(self, candidates: Sequence[Candidate], max_units: int) -> list[str]:
+        self.asked += 1
+        if self.asked > 1 and self.fails:
+            raise InvariantError("TEST", "no more")
+        return [candidates[0].id] if self.asked == 1 else []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_rule_tq2_a_sampler_that_declines_ends_the_taking_and_one_that_fails_leaves_nothing_leased(
+    make_bus: Any, fails: bool
+) -> None:
+    queue = make_bus().queue
+    await queue.subscribe(ROLLOUT, Choosy(fails))
+    for number in range(3):
+        await admit(queue, number)
+    if fails:
+        with pytest.raises(InvariantError, match="no more"):
+            await queue.take_each("rollout", "r", 3)
+    else:
+        assert len(await queue.take_each("rollout", "r", 3)) == 1
+    assert (await queue.status()).consumers["rollout"].leased == (0 if fails else 1)
+
+
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 

@@ -221,6 +221,41 @@ async def test_the_first_fetch_of_a_take_asks_nobody_and_the_next_does(tmp_path:
         await reader.fetch(receipt)
 
 
+async def test_several_leases_come_in_one_call_with_their_cells(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    reader = world.faces[0]
+    groups = await begin(world, groups=4)
+    receipts = await reader.take_each("rollout", "r", 3)
+    assert [(await reader.fetch(receipt)).get(receipt.ids[0], "prompt") for receipt in receipts] == [
+        {"n": number} for number in range(3)
+    ]
+    assert world.access.calls == ["take_each_located"]
+    assert reader.held == {receipt.lease for receipt in receipts}
+    await reader.ack(receipts[1].lease)
+    world.storage.drop(groups[3])
+    await world.queue.release(receipts[0].lease)
+    with pytest.raises(TransportError, match="is not in the segments"):
+        await world.faces[1].take_each("rollout", "s", 3)
+    assert set(world.state()["leases"]) == {receipts[2].lease}, "what could be located goes back too"
+
+
+async def test_rule_tq2_several_leases_whose_answer_was_lost_go_back(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    reader = world.faces[0]
+    await begin(world, groups=4)
+    world.access.lose_answers = frozenset(("take_each_located",))
+    receipts = await reader.take_each("rollout", "r", 2)
+    assert len(world.state()["leases"]) == 4
+    await reader.reattach()
+    assert set(world.state()["leases"]) == {receipt.lease for receipt in receipts}
+
+
+async def test_where_cells_go_in_the_answers_leases_come_one_by_one() -> None:
+    world = inline(COLUMNS, ManualClock())
+    await begin(world, groups=3)
+    assert len(await world.faces[0].take_each("rollout", "r", 3)) == 1
+
+
 async def test_rule_tq2_rows_that_cannot_be_located_are_not_leased(tmp_path: Path) -> None:
     world = make(tmp_path)
     (group,) = await begin(world)

@@ -19,6 +19,7 @@ from relax.core.seed import derive_seed
 from relax.core.trajectory import Segment, Trajectory, Turn
 from relax.runtime.clock import LoopClock
 from relax.runtime.task import TaskSet
+from relax.services.places import Places
 from relax.services.play import EpisodeLimits
 from relax.services.roles.rollout import CONSUMER, Rollout, RolloutSettings
 from relax.services.row import failed_row, trajectory_rows
@@ -51,8 +52,8 @@ class Starts:
 
 
 class World:
-    def __init__(self, bus: TransferQueue) -> None:
-        self.bus = bus
+    def __init__(self, bus: TransferQueue, places: Places) -> None:
+        self.bus, self.places = bus, places
 
     async def admit(self, number: int = 0) -> GroupId:
         group = group_id(number)
@@ -84,8 +85,9 @@ async def world_of(engine: Engine, ahead: Callable[[World], Any] | None = None, 
     await bus.subscribe(Subscription("done", Table.trajectory, ("turns",), unit="group", lease_s=60.0))
     tasks = {"toy": Task("toy", lambda: SingleTurn(SingleTurnConfig()), (), **task)}
     settings = RolloutSettings(SIZE, Sampling(max_tokens=20), EpisodeLimits(0, 100), concurrency=8)
-    role = Rollout(bus, Starts(), engine, toy.ToyRenderer(), tasks, settings)  # type: ignore[arg-type]
-    world = World(bus)
+    places = Places(8)
+    role = Rollout(bus, Starts(), engine, toy.ToyRenderer(), tasks, settings, places=places)  # type: ignore[arg-type]
+    world = World(bus, places)
     if ahead is not None:
         await ahead(world)
     async with asyncio.timeout(20), TaskSet("test") as running:
@@ -294,6 +296,69 @@ async def test_only_a_group_that_an_earlier_holder_had_begun_is_asked_for_what_i
         found = {group: texts(await world.finished(group), group) for group in (group_id(0), group_id(1))}
     assert sorted(found.values()) == [["0", "1", "2"], ["0", "before", "2"]]
     assert len(asked) == 1
+
+
+async def test_groups_are_taken_together_as_far_as_they_have_places() -> None:
+    """8 places, 3 siblings: two groups at once, and the next when all of its siblings have a place."""
+    go, asked = asyncio.Event(), list[tuple[int, int]]()
+
+    async def answer(session: Session) -> str:
+        await go.wait()
+        return "said"
+
+    async def ahead(world: World) -> None:
+        take_each = world.bus.take_each
+
+        async def count(consumer: str, holder: str, max_leases: int) -> Any:
+            taken = await take_each(consumer, holder, max_leases)
+            asked.append((max_leases, len(taken)))
+            return taken
+
+        world.bus.take_each = count  # type: ignore[method-assign, assignment]
+        for number in range(5):
+            await world.admit(number)
+
+    engine = Engine(answer)
+    async with world_of(engine, ahead) as world:
+        await settle_down()
+        assert asked == [(2, 2), (0, 1)]
+        assert [session.group for session in engine.asked] == [group_id(n) for n in (0, 0, 0, 1, 1, 1, 2, 2)]
+        go.set()
+        for number in range(5):
+            assert texts(await world.finished(group_id(number)), group_id(number)) == ["said"] * 3
+    assert sum(taken for _, taken in asked) == 5
+
+
+async def test_rule_rr8_groups_whose_places_are_gone_go_back() -> None:
+    """An engine left between the take and now: a lease must not run out in a wait for places."""
+    go, released = asyncio.Event(), list[str]()
+
+    async def answer(session: Session) -> str:
+        await go.wait()
+        return "said"
+
+    async def ahead(world: World) -> None:
+        take_each, release = world.bus.take_each, world.bus.release
+
+        async def shrink(consumer: str, holder: str, max_leases: int) -> Any:
+            taken = await take_each(consumer, holder, max_leases)
+            world.places.resize(3)
+            return taken
+
+        async def count(lease: str) -> None:
+            released.append(lease)
+            await release(lease)
+
+        world.bus.take_each, world.bus.release = shrink, count  # type: ignore[method-assign, assignment]
+        for number in range(2):
+            await world.admit(number)
+
+    async with world_of(Engine(answer), ahead) as world:
+        await settle_down()
+        assert len(released) == 1
+        go.set()
+        for number in range(2):
+            assert texts(await world.finished(group_id(number)), group_id(number)) == ["said"] * 3
 
 
 async def test_case_a19_siblings_that_end_in_another_order_keep_their_own_rows() -> None:

@@ -29,6 +29,8 @@ from relax.services.task import Task
 CONSUMER = "rollout"
 MAX_PREPARING = 32
 """Groups whose media are read at one time, ahead of those that run."""
+MAX_TAKEN = 64
+"""Groups that are taken at one time: those of a step come together, and an engine does most for requests that come together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,20 @@ class Rollout:
         self._places = places or Places(settings.concurrency)
 
     async def run(self) -> None:
-        """Endless. One group at a time is being dispatched; the next is taken when all its siblings have a place."""
+        """Endless. Groups are taken as far as all their siblings have a place now; when none has, one, which then waits for places."""
         async with TaskSet("rollout") as siblings:
             while True:
-                receipt = await self._bus.take(CONSUMER, CONSUMER, max_rows=1)
-                await self._dispatch(receipt, siblings)
+                for number, receipt in enumerate(await self._bus.take_each(CONSUMER, CONSUMER, self._room())):
+                    if (
+                        number and self._room() == 0
+                    ):  # an engine left meanwhile: the lease would run out in a wait for places
+                        await self._bus.release(receipt.lease)
+                    else:
+                        await self._dispatch(receipt, siblings)
+
+    def _room(self) -> int:
+        """Groups that could run now. Where prompts have media they wait to be read first, so they are not taken ahead."""
+        return 0 if self._media is not None else min(MAX_TAKEN, self._places.free // self._settings.group_size)
 
     async def _dispatch(self, receipt: Receipt, siblings: TaskSet) -> None:
         group = GroupId(receipt.ids[0])
