@@ -83,9 +83,8 @@ class Rollout:
         async with TaskSet("rollout") as siblings:
             while True:
                 for number, receipt in enumerate(await self._bus.take_each(CONSUMER, CONSUMER, self._room())):
-                    if (
-                        number and self._room() == 0
-                    ):  # an engine left meanwhile: the lease would run out in a wait for places
+                    if number and self._room() == 0:
+                        # An engine left meanwhile: the lease would run out in a wait for places.
                         await self._bus.release(receipt.lease)
                     else:
                         await self._dispatch(receipt, siblings)
