@@ -4,7 +4,7 @@
 speaks with roles in processes of their own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from relax.bus.log import MemoryLog
 from relax.core.message import Json
 from relax.core.version import Version
 from relax.services.controller import Controller
+from relax.services.publisher import StepHooks
 from relax.services.roles.evaluation import EvaluationResult
 from relax.services.snapshot import Trainable
 from relax.services.stage import Crew, StageSetup
@@ -21,10 +22,9 @@ from relax.services.stage import Crew, StageSetup
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the run does around each publication: `before_step` its snapshot (WS1), `after_step` everything else that is due."""
+    """What the run gives to its site."""
 
-    before_step: Callable[[int], Awaitable[None]]
-    after_step: Callable[[Version], Awaitable[None]]
+    step: StepHooks
     number: Callable[[], int]
     """The number of the newest event."""
     evaluated: Callable[[EvaluationResult], None]
