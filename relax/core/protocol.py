@@ -243,7 +243,12 @@ class Record:
 
 
 class Source(Protocol):
-    """An endless, resumable stream of prompts: passes over records, each in a seeded order."""
+    """An endless, resumable stream of prompts: passes over records, each in a seeded order.
+
+    `accepted` says what of its data `restore` found changed, where the configuration accepts that (B5).
+    """
+
+    accepted: tuple[str, ...]
 
     def __iter__(self) -> Iterator[Prompt]: ...
 

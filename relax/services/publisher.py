@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from relax.core.batch import Shards, TrainRow
+from relax.core.batch import MicroBatch, Shards, TrainRow
 from relax.core.completion import frozen
 from relax.core.id import SampleId
 from relax.core.protocol import Compute, TrainBackend
@@ -107,7 +107,8 @@ class Publisher:
 
     def _make_probe(self) -> Probe:
         row = self._probe.row()
-        shards: Shards = [[(row,)], *[[()] for _ in range(self._backend.num_replicas - 1)]]
+        nothing: list[MicroBatch] = [()]
+        shards: Shards = [[(row,)], *[nothing for _ in range(self._backend.num_replicas - 1)]]
         values = self._backend.logprobs(shards)[0][0][0]
         logprobs = frozen(np.asarray(values, dtype=np.float32))
         return Probe(self._probe.token_ids, logprobs, self._probe.tolerance, self._probe.temperature)

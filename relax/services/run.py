@@ -29,7 +29,6 @@ from relax.services.directory import RunDirectory
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.local_site import LocalSite
-from relax.services.monitors.hub import MonitorHub
 from relax.services.projection import Projection
 from relax.services.publisher import StepHooks
 from relax.services.recovery import RecoveredStage, StagePlace, recover
@@ -37,7 +36,7 @@ from relax.services.register import Register
 from relax.services.resume import RunState, check_stages, complete_states, newest_state
 from relax.services.roles.evaluation import EvaluationResult
 from relax.services.sample_file import SampleFiles
-from relax.services.site import Control, Hooks, Site
+from relax.services.site import Control, Hooks, Hub, Site
 from relax.services.snapshot import KEPT, Snapshots, StageCursor
 from relax.services.stage import run_stage
 from relax.services.stall import watch
@@ -71,7 +70,7 @@ class Run:
         self,
         config: RunConfig,
         directory: RunDirectory,
-        hub: MonitorHub,
+        hub: Hub,
         resume: bool = False,
         make_site: Callable[[Assembly, RunDirectory], Site] | None = None,
     ) -> None:

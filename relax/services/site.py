@@ -14,6 +14,7 @@ from relax.bus.log import MemoryLog
 from relax.core.message import Json
 from relax.core.version import Version
 from relax.services.controller import Controller
+from relax.services.monitors.hub import Notice
 from relax.services.publisher import StepHooks
 from relax.services.roles.evaluation import EvaluationResult
 from relax.services.snapshot import Trainable
@@ -39,6 +40,20 @@ class Control:
     journal: Journal | None
     continues: bool = False
     """The stage goes on with the bus of an earlier process."""
+
+
+class Hub(Protocol):
+    """Where the run says how it goes; `monitors.hub` passes it on."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None: ...
+
+    def notice(self, kind: Notice, text: str) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class TrainerSeat(Protocol):

@@ -83,7 +83,7 @@ class ServiceRun:
         projection = Projection(self.ledger, self._compute(), lambda: self.log.last_number, lambda step, metrics: None)
         self.projection = projection
         self.controller = Controller(gate, Register(Account(), projection), settles_at_once=False)
-        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate, disk.snapshots.backends)  # type: ignore[arg-type]
+        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate, disk.snapshots.backends)
         self.compute = self._compute()
         self.store = WeightStore(keep=2)
         self.fleet = self._fleet()

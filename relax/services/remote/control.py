@@ -7,6 +7,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,9 +188,9 @@ class RunControl:
             for name in added:
                 say(f"{name} starts")
                 if role == "engine":
-                    await self._ask_fleet(lambda fleet, name=name: fleet.served(name, START_S))
+                    await self._ask_fleet(partial(_served, name))
                 else:
-                    await self._until(lambda name=name: self._phase(name) == "ready", START_S, f"{name} is not ready")
+                    await self._until(partial(self._is_ready, name), START_S, f"{name} is not ready")
                 say(f"{name} works")
         except asyncio.CancelledError:
             self._order(role, tuple(before))
@@ -292,6 +293,9 @@ class RunControl:
                 return view
         raise RelaxError(f"{host} is not part of the run any more")
 
+    def _is_ready(self, host: str) -> bool:
+        return self._phase(host) == "ready"
+
     def _phase(self, host: str) -> str:
         return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
 
@@ -378,3 +382,7 @@ def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list
 def _number(host: str) -> int:
     text = host.rpartition("-")[2]
     return int(text) if text.isdigit() else 0
+
+
+def _served(name: str, fleet: FleetService) -> Coroutine[Any, Any, Any]:
+    return fleet.served(name, START_S)

@@ -242,7 +242,8 @@ class _RemoteCapture:
         while not self._trainer.is_closed and time.monotonic() < end_s:
             # In pieces: who closes the trainer's seat may wait for this thread, and nobody turns the loop meanwhile.
             with suppress(TimeoutError):
-                return written.result(LOOK_S)
+                written.result(LOOK_S)
+                return
         written.cancel()
         raise RoleLostError(f"the trainer did not write its state into {path}")
 
