@@ -291,8 +291,7 @@ class ServiceRun:
         return self.launcher.wrap(name, target)
 
     async def _before_step(self, step: int) -> bool:
-        """WS1: a version goes out only when its snapshot is complete, and at the end of a stage there always is one. Whether the trainer
-        waits for it is drawn."""
+        """WS1: a version waits for its snapshot; at a stage's end there always is one. Whether the trainer waits too is drawn."""
         is_last = step == self.controller.stage.end
         if step % self.scenario.snapshot_every == 0 or is_last:
             await self.snapshots.begin()
