@@ -143,7 +143,7 @@ class Stages:
     async def _publish(self) -> None:
         """As the publisher does it: the probe, then the copy."""
         assembly = self._assembly
-        publisher = Publisher(assembly.store, assembly.backend, self._compute, [], assembly.probe, _nothing_after)
+        publisher = Publisher(assembly.store, assembly.backend, self._compute, [], assembly.probe)
         publisher.version = self._version = self._version.next()
         await publisher.first(self._version.number)
 
@@ -181,7 +181,3 @@ def _row(index: int, sibling: int, prompt: Ints, completion: Completion) -> Trai
     token_ids[: len(prompt)] = prompt
     sample = sample_id(trajectory_id(group_id(index), sibling), 0)
     return TrainRow(sample, frozen(token_ids), mask, frozen(mask.astype(np.float32)), columns)
-
-
-async def _nothing_after(version: Version) -> None:
-    """No step follows."""

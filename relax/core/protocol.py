@@ -245,13 +245,15 @@ class Record:
 class Source(Protocol):
     """An endless, resumable stream of prompts: passes over records, each in a seeded order."""
 
+    accepted: tuple[str, ...]
+    """What `restore` found changed, where that is accepted (B5)."""
+
     def __iter__(self) -> Iterator[Prompt]: ...
 
     def observe(self, key: PromptKey, rewards: Sequence[float]) -> None:
-        """The rewards of a group that ended, for a source that learns from them; others accept it and change nothing.
+        """The rewards of a group that ended, for a source that learns from them; others change nothing.
 
-        A pure change of state: equal sequences of `next` and `observe` calls give equal prompts.
-        """
+        A pure change of state: equal sequences of `next` and `observe` calls give equal prompts."""
         ...
 
     def state(self) -> dict[str, Json]:

@@ -9,12 +9,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 
 from relax.core.completion import Completion, GenerateInput, Ints, Sampling, Session, StopReason, frozen
-from relax.core.error import EngineError, TransportError
+from relax.core.error import EngineError
 from relax.core.protocol import Clock, EngineStatus, LoadMode, WeightReader
 from relax.core.seed import derive_seed
 from relax.core.version import Version
@@ -22,6 +21,7 @@ from relax.core.weight import LoadReport
 from relax.engines.config import EmulatedEngineConfig
 from relax.engines.random import hashes, uniforms
 from relax.engines.refusal import StaleError, check_base, checked_budget
+from relax.engines.standing import Standing
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +66,7 @@ class EmulatedEngine:
         self._name = name
         self._seed = derive_seed(seed, "emulated", name)
         self._draws = 0
-        self._version: Version | None = None
-        self._state: Literal["open", "pausing", "paused", "closed"] = "open"
-        self._mode: LoadMode = "recompute"
-        self._loading = False
+        self._standing = Standing(name, config.slots)
         self._kept = False
         """Whether the last load kept old key-values."""
         self._taken = 0
@@ -87,7 +84,7 @@ class EmulatedEngine:
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
         """The tokens of the session's seed after its duration. Refuses what the embedded engine refuses."""
-        version = self._serving()
+        version = self._standing.serving()
         check_base(session, version.number, self._name)
         budget = checked_budget(input, sampling, self._config.max_context_tokens, self._config.vocabulary_size)
         run = self._plan(session, budget)
@@ -102,11 +99,8 @@ class EmulatedEngine:
 
         On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
         """
-        if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(
-                f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait"
-            )
-        self._state, self._mode = "pausing", mode
+        self._standing.check_free("pause")
+        self._standing.state, self._standing.mode = "pausing", mode
         if mode == "abort":
             self._wake()
         self._still = asyncio.get_running_loop().create_future()
@@ -119,59 +113,34 @@ class EmulatedEngine:
         except BaseException:
             self._reopen()
             raise
-        if self._is_closed():
-            raise EngineError(f"engine {self._name} was closed while it paused")
-        self._state = "paused"
+        self._standing.paused()
 
     async def load(self, version: Version, reader: WeightReader) -> LoadReport:
         """Take `load_s`, then serve `version`; a failed load leaves the old one."""
-        if self._loading:
-            raise EngineError(f"engine {self._name} is already loading; wait for that load to end")
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._state != "paused" and self._version is not None:
-            raise EngineError(f"engine {self._name} is running; pause it before load({version})")
-        self._loading = True
         started = self._clock.time()
-        try:
-            weights = await reader.fetch(version)
-            if weights.manifest.version != version:
-                raise TransportError(f"asked for {version}, got {weights.manifest.version}; the old version stays")
+        async with self._standing.loading(version, reader) as weights:
             await self._clock.sleep(self._config.load_s)
             if self._draw() < self._config.load_failure_rate:
                 raise EngineError(f"engine {self._name}: injected failure while loading {version}")
-        finally:
-            self._loading = False
-        self._version, self._kept = version, self._mode == "keep"
+        self._standing.version, self._kept = version, self._standing.mode == "keep"
         probe = weights.manifest.probe
         return LoadReport(None if probe is None else probe.logprobs, self._clock.time() - started)
 
     async def resume(self) -> None:
         """Go on with the version held. An engine that is not paused goes on as it did."""
-        if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(
-                f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait"
-            )
+        self._standing.check_free("resume")
         self._reopen()
 
     async def status(self) -> EngineStatus:
         busy_s = self._busy_s + (0.0 if self._busy_since is None else self._clock.time() - self._busy_since)
-        return EngineStatus(
-            name=self._name,
-            version=self._version,
-            accepting=self._state == "open" and self._version is not None,
-            running=self._taken,
-            waiting=sum(not waiter.done() for waiter in self._entrance),
-            capacity=self._config.slots,
-            sampled_tokens=self._sampled_tokens,
-            busy_s=busy_s,
-        )
+        waiting = sum(not waiter.done() for waiter in self._entrance)
+        return self._standing.status(self._taken, waiting, self._sampled_tokens, busy_s)
 
     async def close(self) -> None:
         """Fail whatever still waits or runs. Idempotent."""
-        if self._state == "closed":
+        if self._standing.is_closed:
             return
-        self._state = "closed"
+        self._standing.state = "closed"
         self._wake()
         for future in (self._interrupt, self._still):
             if future is not None and not future.done():
@@ -182,17 +151,10 @@ class EmulatedEngine:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _serving(self) -> Version:
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._version is None:
-            raise EngineError(f"engine {self._name} has no version yet; load one before generate")
-        return self._version
-
     def _reopen(self) -> None:
-        if self._is_closed():
+        if self._standing.is_closed:
             return
-        self._state = "open"
+        self._standing.state = "open"
         self._interrupt = None
         self._wake()
         self._admit()
@@ -215,7 +177,7 @@ class EmulatedEngine:
         self._admit()
 
     def _admit(self) -> None:
-        while self._state == "open" and self._taken < self._config.slots and self._entrance:
+        while self._standing.is_open and self._taken < self._config.slots and self._entrance:
             waiter = self._entrance.popleft()
             if not waiter.done():
                 waiter.set_result(None)
@@ -226,7 +188,7 @@ class EmulatedEngine:
         goal = 0.5 if run.fails else 1.0
         logprob = -math.log(self._config.vocabulary_size)
         while True:
-            version = self._serving()
+            version = self._standing.serving()
             if version.number < run.session.base:
                 raise StaleError(f"[ST2] engine {self._name} went back to version {version.number}")
             started, left_s = self._clock.time(), (goal - run.progress) * run.duration_s
@@ -236,11 +198,11 @@ class EmulatedEngine:
             self._sampled_tokens += run.advance(progress, version.number)
             if not was_interrupted:
                 break
-            while self._state in ("pausing", "paused"):
-                if self._mode == "abort":
+            while self._standing.state in ("pausing", "paused"):
+                if self._standing.mode == "abort":
                     return run.completion("abort", logprob)
                 await self._park()
-            if self._version != version:
+            if self._standing.version != version:
                 run.is_mixed = self._kept and bool(run.versions)
         if run.fails:
             raise EngineError(f"engine {self._name}: injected failure of {run.session.group}/{run.session.sibling}")
@@ -260,9 +222,6 @@ class EmulatedEngine:
         if self._interrupt is None:
             self._interrupt = asyncio.get_running_loop().create_future()
         return self._interrupt
-
-    def _is_closed(self) -> bool:
-        return self._state == "closed"
 
     async def _park(self) -> None:
         """Stand still until `resume`, which the weight service owes on every path (WS5)."""

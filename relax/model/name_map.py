@@ -161,7 +161,7 @@ def _backward(
     match rule:
         case Join(theirs=theirs, dim=dim):
             whole = _named(tensors, theirs.format(**values))
-            parts: Sequence[Tensor] = whole.split([shape[dim] for shape in shapes], dim)
+            parts: Sequence[Tensor] = torch.split(whole, [shape[dim] for shape in shapes], dim)
         case Stack(theirs=theirs):
             parts = _named(tensors, theirs.format(**values)).unbind()
         case Unstack(theirs=theirs, place=place):

@@ -54,13 +54,14 @@ class RayLauncher:
     def launch(self, spec: HostSpec, incarnation: int) -> "RayProcess":
         """Ask Ray for an actor; its entry finds the number of its `incarnation` in its spec.
 
-        Raises UserError for a node that the cluster does not have, and when Ray itself is gone. Resources that it lacks are
-        waited for, until the start is due.
+        Raises UserError for a node that the cluster does not have, when Ray itself is gone, and when a cluster of the run's own has
+        no room. Resources that a cluster lacks which was joined are waited for, until the start is due: it may grow.
         """
         if self._cluster.dead_server:
             raise UserError(
                 f"the {self._cluster.dead_server} of this run's own Ray has ended: no process can be started any more"
             )
+        self._check_room(spec)
         name = f"{spec.name}.{incarnation}"
         actor = ray.remote(
             RayHosted
@@ -80,6 +81,20 @@ class RayLauncher:
         self._processes.add(process)
         process.begin(self._processes.discard)
         return process
+
+    def _check_room(self, spec: HostSpec) -> None:
+        """Nobody else reserves anything in an own cluster, and it has one node."""
+        if self._cluster.home is not None:
+            return
+        for name, amount in (("CPU", spec.resources.cpus), ("GPU", spec.resources.gpus)):
+            taken = {one.name: one.amount(name) for one in self._processes if one.amount(name)}
+            there = float(ray.cluster_resources().get(name, 0.0))
+            if amount and amount + sum(taken.values()) > there:
+                others = ", ".join(f"{host} {count:g}" for host, count in sorted(taken.items())) or "none"
+                raise UserError(
+                    f"{spec.name} asks for {amount:g} {name}s, and this machine has {there:g}, of which others have reserved: {others}; "
+                    "lower runtime.resources"
+                )
 
     async def close(self) -> None:
         """Kill every process that is left, and wait until it is gone. Bounded."""
@@ -121,6 +136,15 @@ class RayProcess:
         self._life: asyncio.Task[Exit] | None = None
         self._runs = False
         self._killed = False
+
+    @property
+    def name(self) -> str:
+        """Of its host."""
+        return self._spec.name
+
+    def amount(self, resource: str) -> float:
+        """What it has reserved of a resource, by Ray's name for it."""
+        return {"CPU": self._spec.resources.cpus, "GPU": self._spec.resources.gpus}[resource]
 
     def begin(self, when_gone: Any) -> None:
         """Start to follow it; `when_gone(self)` is called at its end."""

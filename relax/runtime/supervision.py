@@ -108,6 +108,10 @@ class Supervision:
         self._specs.update(wanted)
         self._perform(self._state.want(self._clock.time(), {name: spec.roles for name, spec in wanted.items()}))
 
+    def is_optional(self, host: str) -> bool:
+        """Whether the others go on without it."""
+        return self._specs[host].optional
+
     def restart(self, host: str, why: str) -> None:
         """End a host's process and start the next, which counts as no failure. Nothing happens when it has no process."""
         self._perform(self._state.dismiss(self._clock.time(), host, why))
@@ -194,7 +198,7 @@ class Supervision:
             elif isinstance(told, Report):
                 self._on_report(told)
             elif isinstance(told, GiveUp):
-                if not self._specs[told.host].optional:
+                if not self.is_optional(told.host):
                     self._given_up[told.host] = told
                 self._on_give_up(told)
             else:

@@ -62,7 +62,7 @@ class CriticAccess(Protocol):
         """Put `values` and `gae_advantages` on every sample of the receipts, by the critic's weights of `step` (TQ10)."""
         ...
 
-    async def train(self, step: int, receipts: Sequence[Receipt]) -> dict[str, float]:
+    async def train(self, step: int, receipts: Sequence[Receipt]) -> Mapping[str, float]:
         """Train on the step's groups, in the order given, and go on to the next step; returns metrics."""
         ...
 

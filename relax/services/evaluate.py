@@ -11,7 +11,6 @@ from pathlib import Path
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.core.message import Json
-from relax.core.version import Version
 from relax.data.quarantine import Quarantine
 from relax.runtime.task import TaskSet
 from relax.services.assembly import Assembly
@@ -55,9 +54,7 @@ async def _evaluate(
     results: list[EvaluationResult] = []
     try:
         evaluation = _evaluation(assembly, _chosen(assembly.evaluation_sets(), sets), results, unfinished)
-        publisher = Publisher(
-            assembly.store, assembly.backend, assembly.compute("trainer"), [], assembly.probe, _nothing_after
-        )
+        publisher = Publisher(assembly.store, assembly.backend, assembly.compute("trainer"), [], assembly.probe)
         await publisher.first(step)
         async with TaskSet("evaluation") as tasks:
             tasks.start("evaluation", evaluation.run(), endless=True)
@@ -101,10 +98,6 @@ def _evaluation(
         on_sample=unfinished.add,
         media=assembly.supply.media,
     )
-
-
-async def _nothing_after(version: Version) -> None:
-    """No step follows."""
 
 
 def _with_model(config: RunConfig, checkpoint: Path) -> RunConfig:

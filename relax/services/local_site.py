@@ -77,8 +77,7 @@ class LocalSite:
             assembly.compute("trainer"),
             [assembly.fleet] if samples else [],
             assembly.probe,
-            hooks.after_step,
-            before_step=hooks.before_step,
+            hooks.step,
         )
         self.trainer = LocalTrainer(assembly, publisher)
 

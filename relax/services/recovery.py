@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 
+from relax.bus.content import read_group
 from relax.bus.index import BusIndex
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
-from relax.bus.queue import read_group
 from relax.bus.row import Fetched
 from relax.core.column import COLUMNS, Column
 from relax.core.error import TransportError, UserError
@@ -189,7 +189,7 @@ class Recovery:
         rows = data["rows"] if kind == "bus/put" else [{"id": data["group"], **data}] if kind == "bus/admit" else ()
         batch = data.get("batch")  # where another process wrote these cells
         for row in rows:
-            self._adopt_row(row["id"], row["cells"], {} if batch is None else dict.fromkeys(row["cells"], batch))
+            self._adopt_row(row["id"], row["cells"], {name: batch for name in row["cells"] if batch is not None})
 
     def _adopt_row(self, row: str, columns: Collection[str], batches: Mapping[str, list[int]]) -> None:
         for column in columns:

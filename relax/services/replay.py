@@ -67,13 +67,14 @@ class Span:
 
 
 class RecordedSteps:
-    """Bus, controller and critic as the trainer sees them, made of what the journal holds of some steps."""
+    """Controller and critic as the trainer sees them, made of what the journal holds of some steps. `bus` is its bus."""
 
     def __init__(self, steps: dict[int, TakenStep], first: int) -> None:
         self._steps, self._step = steps, first
         self._waiting = list(steps[first].portions) if first in steps else []
+        self.bus = RecordedBus(self)
 
-    async def take(self, *arguments: object) -> Taken:
+    async def take(self, holder: str) -> Taken:
         """The next recorded portion of the step."""
         if not self._waiting:
             return Taken(self._step, None)
@@ -82,7 +83,7 @@ class RecordedSteps:
         samples = [row for group in take.groups for row in cells if _is_sample_of(row, group)]
         return Taken(self._step, Receipt(f"{TRAINER}:replay", TRAINER, TRAINER, tuple(samples), (), take.groups))
 
-    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
+    def fetch(self, receipt: Receipt) -> Fetched:
         return Fetched(receipt.ids, self._steps[self._step].cells)
 
     async def applied(self, outcome: StepOutcome) -> int:
@@ -96,9 +97,23 @@ class RecordedSteps:
     async def train(self, step: int, receipts: Sequence[Receipt]) -> dict[str, float]:
         return {}
 
-    async def ack(self, lease: str) -> None: ...
-    async def renew(self, lease: str) -> None: ...
-    async def release(self, lease: str) -> None: ...
+    async def start(self, group: GroupId) -> int:
+        return 0
+
+    async def end(self, group: GroupId, state: EndState, reason: str) -> None: ...
+
+
+class RecordedBus:
+    """Gives the rows of the step that is replayed; nothing is put or taken in a replay."""
+
+    def __init__(self, recorded: RecordedSteps) -> None:
+        self._recorded = recorded
+
+    async def take(self, consumer: str, holder: str, max_rows: int = 1) -> Receipt:
+        raise InvariantError("DE3", "groups are taken from the bus itself in a replay")
+
+    async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
+        return self._recorded.fetch(receipt)
 
     async def put(self, puts: Sequence[RowPut], lease: str, is_last: bool = False) -> PutReport:
         raise InvariantError("DE3", "the trainer put rows in a replay")
@@ -106,10 +121,11 @@ class RecordedSteps:
     async def written(self, lease: str) -> dict[RowId, tuple[str, ...]]:
         return {}
 
-    async def start(self, group: GroupId) -> int:
-        return 0
+    async def ack(self, lease: str) -> None: ...
 
-    async def end(self, group: GroupId, state: EndState, reason: str) -> None: ...
+    async def renew(self, lease: str) -> None: ...
+
+    async def release(self, lease: str) -> None: ...
 
 
 async def replay(config: RunConfig, directory: RunDirectory) -> ReplayReport:
@@ -196,7 +212,15 @@ async def _train(assembly: Assembly, span: Span, steps: dict[int, TakenStep]) ->
 
     critic = None if setup.algorithm.critic is None else recorded
     trainer = Trainer(
-        recorded, recorded, backend, compute, setup.algorithm, setup.trainer, publish, lambda step, rows: None, critic
+        recorded.bus,
+        recorded,
+        backend,
+        compute,
+        setup.algorithm,
+        setup.trainer,
+        publish,
+        lambda step, rows: None,
+        critic,
     )
     await trainer.run(span.start.step, span.end.step)
 

@@ -75,10 +75,12 @@ def _newest(store: CheckpointStore, kind: str) -> tuple[Path, RunState] | None:
             raise UserError(
                 f"{kind} {path} is damaged: {problem}; mend it, or remove that folder to resume from the one before it"
             )
-    problem = None if newest is None else damage(newest, contents=True)
-    if problem is not None:
-        raise UserError(f"{kind} {newest} is damaged: {problem}; remove that folder to resume from the one before it")
-    return None if newest is None else (newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest)))
+    if newest is None:
+        return None
+    found = damage(newest, contents=True)
+    if found is not None:
+        raise UserError(f"{kind} {newest} is damaged: {found}; remove that folder to resume from the one before it")
+    return newest / BACKEND_FOLDER, RunState.from_json(read_meta(newest))
 
 
 def complete_states(store: CheckpointStore) -> list[RunState]:
@@ -91,7 +93,7 @@ def check_stages(state: RunState, stages: Sequence[tuple[str, int]]) -> None:
 
     Raises UserError when a finished stage is another one now, or the current one would end before the groups in flight.
     """
-    before = [tuple(stage) for stage in state.stages]
+    before = [(name, steps) for name, steps in state.stages]  # JSON has made lists of them
     first = sum(steps for _, steps in before[: state.stage])
     if list(stages[: state.stage]) != before[: state.stage] or stages[state.stage][0] != before[state.stage][0]:
         raise UserError(

@@ -78,6 +78,7 @@ class RouterFollower:
                     revision = view.revision
                     await self._apply(view, tasks)
                     on_change()
+        raise AssertionError("the loop has no end")
 
     def doubt(self, name: str, incarnation: int) -> None:
         """A call did not reach the engine's process. The router sends it nothing until the registry has news of it, or for a

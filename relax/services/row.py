@@ -14,7 +14,7 @@ from relax.bus.row import RowPut
 from relax.core.completion import PROMPT, frozen
 from relax.core.id import TrajectoryId, sample_id
 from relax.core.media import Medium
-from relax.core.message import Json, Message, TextPart, text_message
+from relax.core.message import Json, Message, Role, TextPart, text_message
 from relax.core.trajectory import Trajectory, Turn
 from relax.services.media_row import turn_media_cells
 
@@ -24,7 +24,7 @@ class TurnLog:
     """What rewards and reports need of a trajectory without its tokens; stored in the `turns` column."""
 
     turns: tuple[Turn, ...]
-    said: tuple[tuple[str, str], ...]
+    said: tuple[tuple[Role, str], ...]
     """Role and text of every message."""
     end: str
     info: Mapping[str, Json]

@@ -29,14 +29,14 @@ from relax.services.directory import RunDirectory
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.local_site import LocalSite
-from relax.services.monitors.hub import MonitorHub
 from relax.services.projection import Projection
+from relax.services.publisher import StepHooks
 from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.register import Register
 from relax.services.resume import RunState, check_stages, complete_states, newest_state
 from relax.services.roles.evaluation import EvaluationResult
 from relax.services.sample_file import SampleFiles
-from relax.services.site import Control, Hooks, Site
+from relax.services.site import Control, Hooks, Hub, Site
 from relax.services.snapshot import KEPT, Snapshots, StageCursor
 from relax.services.stage import run_stage
 from relax.services.stall import watch
@@ -70,7 +70,7 @@ class Run:
         self,
         config: RunConfig,
         directory: RunDirectory,
-        hub: MonitorHub,
+        hub: Hub,
         resume: bool = False,
         make_site: Callable[[Assembly, RunDirectory], Site] | None = None,
     ) -> None:
@@ -90,6 +90,8 @@ class Run:
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
         self._checkpoint: asyncio.Future[int] | None = None
+        self._is_between = True
+        """Whether the trainer waits, between two steps, until the version that goes out is out."""
 
     async def execute(self) -> dict[str, Json]:
         """Run to the end, or to a requested stop; returns the summary."""
@@ -209,7 +211,8 @@ class Run:
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
         self._snapshots = self._make_snapshots()
         self._status = StatusFile(self._directory, self._controller, self._site, lambda: self._progress.end)
-        hooks = Hooks(self._before_step, self._after_step, lambda: self._log.last_number, self._report_evaluation)
+        steps = StepHooks(self._before_step, self._snapshots.complete, self._after_step)
+        hooks = Hooks(steps, lambda: self._log.last_number, self._report_evaluation)
         await self._site.open(hooks)
         if self._resume:
             self._restore()
@@ -341,17 +344,17 @@ class Run:
     # --- after each step ---
 
     async def _after_step(self, version: Version) -> None:
-        step, config, progress = version.number, self._config, self._progress
+        step = version.number
         self._projection.measure(step - 1, await self._site.gauge.measure())
         await self._evaluate(version)
-        asked, self._checkpoint = self._checkpoint, None
-        if asked is not None or step == progress.end or step % config.training.checkpoint.every == 0:
+        asked: asyncio.Future[int] | None = None
+        if self._is_between:
+            asked, self._checkpoint = self._checkpoint, None
             await self._settle_evaluation()
             await self._snapshots.checkpoint()
         if asked is not None and not asked.done():
             asked.set_result(step)
         await self._projection.flush()
-        await self._samples.flush(step - 1)
         await self._timeline.stepped(step - 1)
         self._status.write(step)
 
@@ -371,8 +374,12 @@ class Run:
         if self._site.evaluation is not None:
             await self._site.evaluation.idle()
 
-    async def _before_step(self, step: int) -> None:
-        """A version goes out only when its snapshot is complete (WS1)."""
-        every = self._config.training.snapshot_every
-        if step == self._progress.end or (every and step % every == 0):
-            await self._snapshots.snapshot()
+    async def _before_step(self, step: int) -> bool:
+        """The snapshot's cut. A checkpoint is of the moment between two steps too: the next one waits where one is due."""
+        config, is_last = self._config, step == self._progress.end
+        await self._samples.flush(step - 1)
+        every = config.training.snapshot_every
+        if is_last or (every and step % every == 0):
+            await self._snapshots.begin()
+        self._is_between = is_last or self._checkpoint is not None or step % config.training.checkpoint.every == 0
+        return not self._is_between

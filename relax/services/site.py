@@ -4,7 +4,7 @@
 speaks with roles in processes of their own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,8 @@ from relax.bus.log import MemoryLog
 from relax.core.message import Json
 from relax.core.version import Version
 from relax.services.controller import Controller
+from relax.services.monitors.hub import Notice
+from relax.services.publisher import StepHooks
 from relax.services.roles.evaluation import EvaluationResult
 from relax.services.snapshot import Trainable
 from relax.services.stage import Crew, StageSetup
@@ -21,10 +23,9 @@ from relax.services.stage import Crew, StageSetup
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the run does around each publication: `before_step` its snapshot (WS1), `after_step` everything else that is due."""
+    """What the run gives to its site."""
 
-    before_step: Callable[[int], Awaitable[None]]
-    after_step: Callable[[Version], Awaitable[None]]
+    step: StepHooks
     number: Callable[[], int]
     """The number of the newest event."""
     evaluated: Callable[[EvaluationResult], None]
@@ -39,6 +40,20 @@ class Control:
     journal: Journal | None
     continues: bool = False
     """The stage goes on with the bus of an earlier process."""
+
+
+class Hub(Protocol):
+    """Where the run says how it goes; `monitors.hub` passes it on."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Json]]) -> None: ...
+
+    def notice(self, kind: Notice, text: str) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class TrainerSeat(Protocol):

@@ -59,6 +59,15 @@ class LocalTrainable:
         return policy if self.critic is None else CapturedBoth(policy, await self.critic.capture())
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A snapshot that is cut and not yet on the disk."""
+
+    state: RunState
+    captured: Captured
+    mark: Mark | None
+
+
 class Snapshots:
     """`streams` gives the cursors of all data sources; `incarnation` that of the versions now published."""
 
@@ -82,6 +91,7 @@ class Snapshots:
         self.cursor = StageCursor()
         self._marks: dict[int, Mark] = {}
         self._last_step = -1
+        self._begun: Begun | None = None
 
     def adopt(self, states: Iterable[RunState]) -> None:
         """The run resumed: these snapshots, oldest first, are on the disk already."""
@@ -90,24 +100,32 @@ class Snapshots:
             if state.segment is not None:
                 self._marks[state.step] = Mark(state.event, state.segment)
 
-    async def snapshot(self) -> None:
-        """Snapshot the moment between two steps; then what it covers is settled (TQ2)."""
+    async def begin(self) -> None:
+        """Cut a snapshot of the moment between two steps. The next step may begin before it is complete: nothing of it gets in, and
+        of the trainer there is a copy."""
         mark = None if self._journal is None else self._journal.cut(self._log.last_number)
         state = self._cut(mark)
-        await self._flush(state)
-        await self._write(self._snapshots, state)
+        self._begun = Begun(state, await self._trainable().capture(), mark)
+
+    async def complete(self) -> None:
+        """Write the snapshot that was begun, if one was; then what it covers is settled (TQ2)."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        state = begun.state
+        await self._write(self._snapshots, state, begun.captured)
         self._last_step = state.step
         await self._controller.settle(state.step)
-        if mark is not None:
-            self._prune(state.step, mark)
+        if begun.mark is not None:
+            self._prune(state.step, begun.mark)
 
     async def checkpoint(self) -> None:
         """A checkpoint of this moment. Everything it needs is in it: what the steps so far ended is settled first."""
         if self._journal is not None and self._last_step != self._controller.gate.step:
-            await self.snapshot()
+            await self.begin()
+            await self.complete()
         state = self._cut(None)
-        await self._flush(state)
-        await self._write(self._checkpoints, state)
+        await self._write(self._checkpoints, state, await self._trainable().capture())
 
     # --- parts ---
 
@@ -127,16 +145,12 @@ class Snapshots:
         )
         return state if mark is None else replace(state, bus=controller.dump_bus(), segment=mark.segment)
 
-    async def _flush(self, state: RunState) -> None:
-        """The ledger holds everything that ended before the cut; what ends meanwhile has a later event number."""
+    async def _write(self, store: Store, state: RunState, captured: Captured) -> None:
+        """First the ledger: it holds everything that ended before the cut; what ended since has a later event number."""
         projection = self._controller.register.projection
         projection.note("account", state.controller["register"]["account"])
         await projection.flush()
-
-    async def _write(self, store: Store, state: RunState) -> None:
-        trainable = self._trainable()
-        captured = await trainable.capture()
-        await trainable.writer.run(self._write_files, store, state, captured)
+        await self._trainable().writer.run(self._write_files, store, state, captured)
 
     def _write_files(self, store: Store, state: RunState, captured: Captured) -> None:
         """On the writer's thread: everything is on the disk itself before the snapshot counts."""

@@ -41,6 +41,7 @@ class Prompts:
     def __init__(self, seed: int, bad_reference: float) -> None:
         self._seed, self._bad_reference = seed, bad_reference
         self._next, self._seen = 0, 0
+        self.accepted: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Prompt]:
         return self

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from statistics import fmean
 from typing import TextIO
@@ -159,7 +160,7 @@ class Job:
         for engine in [name for name in self.plan.engine_names if name in self.alive]:
             while self.waiting and len(self.running[engine]) < self.plan.slots:
                 request = self.waiting.pop(0)
-                timer = self.timeline.after(self._duration(request), lambda e=engine, r=request: self._sampled(e, r))
+                timer = self.timeline.after(self._duration(request), partial(self._sampled, engine, request))
                 self.running[engine][request] = timer, self.timeline.now
 
     def _duration(self, request: Request) -> float:
@@ -258,8 +259,8 @@ class Job:
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Start):
-                host, incarnation = instruction.host, instruction.incarnation
-                self.timeline.after(self.plan.restart_s, lambda h=host, i=incarnation: self._back(h, i))
+                back = partial(self._back, instruction.host, instruction.incarnation)
+                self.timeline.after(self.plan.restart_s, back)
             elif isinstance(instruction, GiveUp):
                 raise Violation("RR6", instruction.message)
 

@@ -33,7 +33,7 @@ from relax.services.ledger import Ledger
 from relax.services.plan import make_plan
 from relax.services.play import EpisodeLimits
 from relax.services.projection import Projection
-from relax.services.publisher import ProbeSource, Publisher
+from relax.services.publisher import ProbeSource, Publisher, StepHooks
 from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.register import Register
 from relax.services.roles.rollout import RolloutSettings
@@ -83,7 +83,7 @@ class ServiceRun:
         projection = Projection(self.ledger, self._compute(), lambda: self.log.last_number, lambda step, metrics: None)
         self.projection = projection
         self.controller = Controller(gate, Register(Account(), projection), settles_at_once=False)
-        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate, disk.snapshots.backends)  # type: ignore[arg-type]
+        self.backend = RecordingBackend(self.random, scenario.nonfinite_rate, disk.snapshots.backends)
         self.compute = self._compute()
         self.store = WeightStore(keep=2)
         self.fleet = self._fleet()
@@ -97,9 +97,8 @@ class ServiceRun:
             self.compute,
             [self.fleet],
             self._probe(),
-            self._after_step,
+            StepHooks(self._before_step, self.snapshots.complete, self._after_step),
             incarnation,
-            self._before_step,
         )
         self.source = Prompts(scenario.seed, scenario.task.bad_reference)
         self.taken: dict[int, list[str]] = {}
@@ -291,10 +290,12 @@ class ServiceRun:
             self.bus = target
         return self.launcher.wrap(name, target)
 
-    async def _before_step(self, step: int) -> None:
-        """WS1: a version goes out only when its snapshot is complete, and at the end of a stage there always is one."""
-        if step % self.scenario.snapshot_every == 0 or step == self.controller.stage.end:
-            await self.snapshots.snapshot()
+    async def _before_step(self, step: int) -> bool:
+        """WS1: a version waits for its snapshot; at a stage's end there always is one. Whether the trainer waits too is drawn."""
+        is_last = step == self.controller.stage.end
+        if step % self.scenario.snapshot_every == 0 or is_last:
+            await self.snapshots.begin()
+        return not is_last and self.random.random() < 0.7
 
     async def _after_step(self, version: Version) -> None:
         loop = asyncio.get_running_loop()

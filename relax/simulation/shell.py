@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from relax.bus.content import read_group
 from relax.bus.index import BusIndex
-from relax.bus.queue import read_group
 from relax.bus.row import Fetched, Receipt, Subscription
 from relax.bus.sampler import FifoSampler
 from relax.bus.state import Change

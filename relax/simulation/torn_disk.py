@@ -50,7 +50,7 @@ class Disk:
         self.directory, self.snapshots, self.ledger = directory, snapshots, ledger
         self._random, self._kill_at = random, kill_at
         self._writes = 0
-        self.on_kill: Callable[[], None] = lambda: None
+        self.on_kill: Callable[[], object] = lambda: None
         self.next: Disk | None = None
         directory.mkdir(parents=True, exist_ok=True)
 

@@ -91,6 +91,6 @@ class Draft:
                 logprobs[where] = span.completion.logprobs
                 versions[where] = span.completion.versions
                 mixed[where] = span.completion.mixed
-        arrays = [frozen(array) for array in (mask, logprobs, versions, mixed)]
-        self._done.append(Segment(self.token_ids, *arrays, media=self.media))
+        columns = frozen(mask), frozen(logprobs), frozen(versions), frozen(mixed)
+        self._done.append(Segment(self.token_ids, *columns, media=self.media))
         self._spans, self._length = [], 0

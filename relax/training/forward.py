@@ -82,7 +82,7 @@ class Policy(nn.Module):
         hidden = torch.from_numpy(~lanes.visible()).to(device)
         attention = torch.zeros(hidden.shape, dtype=self.model.dtype, device=device).masked_fill_(hidden, float("-inf"))
         before_N = torch.from_numpy(lanes.before_N).to(device)
-        kept, places_N = before_N.unique(return_inverse=True)
+        kept, places_N = torch.unique(before_N, return_inverse=True)
         keep_BT = torch.zeros(lanes.token_ids_BT.shape, dtype=torch.bool, device=device)
         keep_BT.view(-1)[kept] = True
         return self._kept_logits(inputs, attention.unsqueeze(1), keep_BT)[places_N]

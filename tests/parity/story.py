@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,9 @@ async def operate(config: RunConfig, path: str, body: Mapping[str, Json]) -> dic
     client = ControlClient(RunDirectory(run_root(config)))
     asked = await asyncio.to_thread(client.post, path, body)
     return await asyncio.to_thread(client.follow, asked, lambda line: None)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(END_S):
+        while not condition():  # noqa: ASYNC110 - what hosts do sets no event of the test's
+            await asyncio.sleep(0.02)

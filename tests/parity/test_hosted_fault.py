@@ -19,12 +19,13 @@ from relax.runtime.wire_client import WireClient
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
+from relax.services.remote import control as control_module
 from relax.services.remote import engine as engine_module
 from relax.services.remote.launch import RemoteRun
 from tests.bus.tearing import Disk
 from tests.e2e.tiny import Watcher, run_root, tiny_config
 from tests.parity.inside import Inside, TaskProcess, play
-from tests.parity.story import RAY, ended, operate, outcome, rl, undisturbed
+from tests.parity.story import RAY, ended, operate, outcome, rl, undisturbed, until
 
 # --- engines ---------------------------------------------------------------------------------------------------------------
 
@@ -86,19 +87,89 @@ async def crash(spec: Mapping[str, Any], pulse: Any) -> None:
     raise RuntimeError("this role crashes on each start")
 
 
+async def hang(spec: Mapping[str, Any], pulse: Any) -> None:
+    await asyncio.Event().wait()
+
+
 class Crashing(Inside):
-    """Hosts named in `broken` crash as soon as they are started."""
+    """Hosts named in `broken` crash as soon as they are started, those in `hanging` are never ready."""
 
     def __init__(self, budget: int) -> None:
         super().__init__(budget)
         self.broken: set[str] = set()
+        self.hanging: set[str] = set()
         self.starts: Counter[str] = Counter()
 
     def launch(self, spec: HostSpec, incarnation: int) -> TaskProcess:
         self.starts[spec.name] += 1
-        return super().launch(
-            replace(spec, entry=f"{__name__}:crash") if spec.name in self.broken else spec, incarnation
-        )
+        for names, entry in ((self.broken, "crash"), (self.hanging, "hang")):
+            if spec.name in names:
+                spec = replace(spec, entry=f"{__name__}:{entry}")
+        return super().launch(spec, incarnation)
+
+
+async def test_rule_rr6_a_replica_that_cannot_be_added_fails_what_asked_for_it_and_nothing_else(tmp_path: Path) -> None:
+    """The run works without it, and as many can be asked for again once the cause is mended."""
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
+    inside, hub, found = Crashing(budget=2), Watcher(), list[Any]()
+    inside.broken |= {"engine-1", "reward-1"}
+
+    async def scale(run: RemoteRun, inside: Crashing) -> None:  # type: ignore[override]
+        await hub.reached(2)
+        for role in ("rollout", "reward"):
+            found.append(await operate(config, "/v1/scale", {"replicas": {role: 2}}))
+        inside.broken.clear()
+        for role in ("rollout", "reward"):
+            found.append(await operate(config, "/v1/scale", {"replicas": {role: 2}}))
+        await run.stop()
+
+    await ended(play(config, inside, hub, during=scale))
+    assert [one["state"] for one in found] == ["failed", "failed", "done", "done"]
+    for one, name in zip(found, ("engine-1", "reward-1"), strict=False):
+        assert f"{name} was given up: failed" in one["error"]
+        assert "this role crashes on each start" in one["error"]
+    assert inside.starts["engine-1"] == inside.starts["reward-1"] == 1 + 2 + 1
+
+
+async def test_rule_rr6_a_replica_that_never_works_is_ended_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
+    inside, hub, found = Crashing(budget=2), Watcher(), list[Any]()
+    inside.hanging.add("reward-1")
+    monkeypatch.setattr(control_module, "START_S", 0.3)
+
+    async def scale(run: RemoteRun, inside: Crashing) -> None:  # type: ignore[override]
+        await hub.reached(2)
+        found.append(await operate(config, "/v1/scale", {"replicas": {"reward": 2}}))
+        await until(lambda: inside.processes["reward-1"].task.done())
+        await run.stop()
+
+    await ended(play(config, inside, hub, during=scale))
+    assert found[0]["state"] == "failed"
+    assert "reward-1 is not ready after 0.3 s" in found[0]["error"]
+
+
+async def test_rule_rr6_a_replica_that_was_added_and_is_lost_for_good_is_not_counted_any_more(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
+    inside, hub, found = Crashing(budget=2), Watcher(), list[Any]()
+
+    async def lose(run: RemoteRun, inside: Crashing) -> None:  # type: ignore[override]
+        await hub.reached(2)
+        found.append(await operate(config, "/v1/scale", {"replicas": {"rollout": 2}}))
+        inside.broken.add("engine-1")
+        await inside.kill("engine-1")
+        await until(lambda: inside.starts["engine-1"] == 1 + 2)
+        inside.broken.clear()
+        hosts = run._supervision
+        assert hosts is not None
+        await until(lambda: all(view.name != "engine-1" for view in hosts.view()))
+        found.append(await operate(config, "/v1/scale", {"replicas": {"rollout": 2}}))
+        await run.stop()
+
+    await ended(play(config, inside, hub, during=lose))
+    assert [one["state"] for one in found] == ["done", "done"]
+    assert inside.starts["engine-1"] == 1 + 2 + 1
 
 
 @pytest.mark.parametrize("host", ["reward-0", "engine-0", "trainer", "controller"])

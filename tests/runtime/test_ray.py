@@ -15,7 +15,7 @@ import ray
 
 from relax.core.error import UserError
 from relax.runtime.config import RayConfig
-from relax.runtime.host import HostError, HostSpec, Placed, Resources
+from relax.runtime.host import Home, HostError, HostSpec, Placed, Resources
 from relax.runtime.place import Claim, RunPlace, processes_of, run_id_of
 from relax.runtime.process import state_of
 from relax.runtime.ray import RayLauncher, died, host_resources
@@ -158,18 +158,26 @@ async def test_rule_rr6_every_way_to_keep_failing_ends_in_one_message(
 ) -> None:
     specs = [HostSpec(name, (name,), f"{CALLS}:{name}", {"steps": 3}) for name in ("crash", "segfault", "finish")]
     specs.append(HostSpec("far", ("far",), f"{CALLS}:serve", resources=Resources(node="no-such-node")))
+    specs.append(HostSpec("big", ("big",), f"{CALLS}:serve", resources=Resources(cpus=1000)))
     async with hosts_of(cluster, claim, tmp_path, budget=1) as hosts:
         hosts.want(specs)
         await until(lambda: all(one.phase in (Phase.given_up, Phase.finished) for one in hosts.view()))
         with pytest.raises(HostError) as caught:
             await hosts.until_ready()
-        assert {one.name: one.incarnation for one in hosts.view()} == {"crash": 2, "segfault": 2, "finish": 1, "far": 1}
+        assert {one.name: one.incarnation for one in hosts.view()} == {
+            "crash": 2,
+            "segfault": 2,
+            "finish": 1,
+            "far": 1,
+            "big": 1,
+        }
         assert await hosts.until_finished("finish") == {"steps": 3}
     messages = {line.split()[1]: line for line in str(caught.value).splitlines()}
     assert "failed 2 times" in messages["crash"]
     assert f"RuntimeError: no wheels on this bus; log: {tmp_path}/crash.2.log" in messages["crash"]
     assert "Segmentation fault" in messages["segfault"]
     assert "no living node 'no-such-node'; known: 127.0.0.1" in messages["far"]
+    assert "big asks for 1000 CPUs, and this machine has" in messages["big"]
     assert "no wheels" in (tmp_path / "crash.1.log").read_text()
 
 
@@ -185,8 +193,21 @@ async def test_who_does_not_stop_is_killed(cluster: RayCluster, claim: Claim, tm
 
 
 async def test_who_cannot_be_placed_is_given_up_with_what_it_asked_for(
-    cluster: RayCluster, claim: Claim, tmp_path: Path
+    cluster: RayCluster, claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In an own cluster at once, counted with what others have reserved; one that was joined may grow, so it is waited for."""
+    shy = HostSpec("shy", ("shy",), f"{CALLS}:serve", resources=Resources(cpus=1))
+    all_of_it = HostSpec("greedy", ("greedy",), f"{CALLS}:serve", resources=Resources(cpus=float(os.cpu_count() or 1)))
+    async with hosts_of(cluster, claim, tmp_path, budget=9) as hosts:
+        hosts.want([shy])
+        await hosts.until_ready()
+        hosts.want([shy, all_of_it])
+        with pytest.raises(
+            HostError, match=r"greedy asks for \d+ CPUs, and .* others have reserved: shy 1; lower runtime.resources"
+        ):
+            await hosts.until_ready()
+        assert view(hosts, "greedy").incarnation == 1
+    monkeypatch.setattr(cluster, "home", Home(cluster.node, "127.0.0.1"))
     spec = HostSpec("hungry", ("hungry",), f"{CALLS}:serve", resources=Resources(gpus=7))
     soon = replace(LIVENESS, start_s=0.2)
     async with hosts_of(cluster, claim, tmp_path, budget=0, liveness=soon) as hosts:

@@ -308,22 +308,34 @@ class Life:
 
     async def _train(self) -> None:
         assert self.bus is not None
+        going_out: asyncio.Task[None] | None = None
         for step in range(self.gate.step, self.plan.steps):
             leases = []
             while (taken := await self.controller.take(TRAINER)).receipt is not None:
                 assert taken.step == step
                 await self.bus.fetch(taken.receipt)
                 leases.append(taken.receipt.lease)
+            if going_out is not None:
+                await going_out
             for lease in leases:
                 await self.bus.ack(lease)
             reason = self.random.choice(["", "", "", "nonfinite", "nothing to train"])
             next_step = await self.controller.applied(StepOutcome(step, not reason, reason, {"train/loss": 0.5}))
             if next_step % self.plan.snapshot_every == 0 or next_step == self.plan.steps:
-                await self.snapshots.snapshot()
-            self.version = next_step
-            if next_step % self.plan.checkpoint_every == 0:
-                await self.snapshots.checkpoint()
-            await self.projection.flush()
+                await self.snapshots.begin()
+            going_out = asyncio.create_task(self._go_out(next_step))
+            is_between = next_step == self.plan.steps or next_step % self.plan.checkpoint_every == 0
+            if is_between or self.random.random() < 0.3:
+                await going_out
+
+    async def _go_out(self, version: int) -> None:
+        """Beside the next step, unless a checkpoint is due."""
+        await self.snapshots.complete()
+        self.version = version
+        self.controller.changed.notify()
+        if version % self.plan.checkpoint_every == 0:
+            await self.snapshots.checkpoint()
+        await self.projection.flush()
 
     async def _act(self) -> None:
         """One thing that a role does, if there is something to do for it."""

@@ -219,6 +219,27 @@ def test_a_finished_run_is_not_run_again_unless_asked_for(relax: Relax, recipe: 
     assert relax("train", recipe, "--overwrite").code == 0
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.path=nowhere/at/all", "nowhere/at/all"),
+        ("data.sources.add.function=tests.services.test_cli:no_such_function", "no_such_function"),
+    ],
+)
+def test_nothing_is_deleted_for_a_run_that_cannot_begin(
+    relax: Relax, recipe: Path, root: Path, override: str, told: str
+) -> None:
+    relax("train", recipe)
+    before = sorted(path.name for path in root.iterdir())
+    done = relax("train", recipe, "--overwrite", override)
+    assert done.code == 2
+    assert told in done.err
+    assert "executing" not in done.out
+    assert sorted(path.name for path in root.iterdir()) == before
+    assert (root / "summary.json").exists()
+    assert relax("status", root).code == 0
+
+
 def test_only_what_a_run_wrote_is_deleted_and_the_rest_is_named(relax: Relax, recipe: Path, root: Path) -> None:
     relax("train", recipe, fake="error")
     kept = ("mine.txt", "notes/a.txt", "checkpoints/best/model.bin", "tensorboard/mine.txt", ".config.yaml.swp")

@@ -219,7 +219,8 @@ def test_a_row_without_cells_is_a_row_after_recovery_too(tmp_path: Path) -> None
         async with life.stage():
             assert life.bus is not None
             life.snapshots._last_step = -1
-            await life.snapshots.snapshot()
+            await life.snapshots.begin()
+            await life.snapshots.complete()
             admission = asyncio.create_task(life.controller.admit(iter(life.source)))
             await asyncio.sleep(0)
             receipt = await life.bus.take("rollout", "roller")

@@ -11,6 +11,7 @@ import pytest
 from relax.core.version import Version
 from relax.runtime.wire_client import WireClient
 from relax.runtime.wire_server import WireServer
+from relax.services.publisher import StepHooks
 from relax.services.remote.controller import ControllerProcess
 from relax.services.remote.desk import Desk
 from relax.services.remote.site import RemoteEvaluation
@@ -32,7 +33,9 @@ def desk(catalog: CatalogService) -> RemoteEvaluation:
     async def nothing(*args: Any) -> None:
         pass
 
-    return RemoteEvaluation(catalog, Hooks(nothing, nothing, lambda: 1, lambda result: None), Desk())
+    return RemoteEvaluation(
+        catalog, Hooks(StepHooks(nothing, nothing, nothing), lambda: 1, lambda result: None), Desk()
+    )
 
 
 async def test_rule_ws7_a_version_asked_for_twice_is_held_until_both_are_reported(catalog: CatalogService) -> None:

@@ -150,7 +150,7 @@ def fail_at_the_next_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(self: Snapshots) -> None:
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(Snapshots, "snapshot", fail)
+    monkeypatch.setattr(Snapshots, "begin", fail)
 
 
 async def test_case_b5_changed_data_is_refused_or_accepted_by_name_and_every_prompt_is_trained_once(

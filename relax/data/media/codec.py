@@ -7,7 +7,7 @@ thread. What comes back is facts as JSON, packed arrays, or a `BadMedium`, which
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -73,7 +73,7 @@ def run_many(calls: list[tuple[str, tuple[Any, ...]]]) -> bytes:
 
     Raises whatever is not a `BadMedium`: then nothing is known of any of them.
     """
-    functions = {"look": look, "decode": decode}
+    functions: dict[str, Callable[..., Any]] = {"look": look, "decode": decode}
     frames = []
     for name, args in calls:
         try:

@@ -84,7 +84,8 @@ def decode(
         upright = picture(to_bytes(array))
     else:
         with _opened(stream, limits) as (image, orientation), blamed("damaged", "its pixels cannot be decoded"):
-            check_size(*image.size, limits)
+            width, height = image.size
+            check_size(width, height, limits)
             upright = _load(image, orientation)
     return {"image": resized(upright, target["width"], target["height"])}
 

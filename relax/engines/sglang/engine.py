@@ -10,10 +10,10 @@ SGLANG_RETURN_ORIGINAL_LOGPROB, which the probe shows. Its seeds count only with
 import asyncio
 import uuid
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from relax.core.completion import Completion, Floats, GenerateInput, Sampling, Session
-from relax.core.error import EngineError, RelaxError, TransportError, UserError
+from relax.core.error import EngineError, UserError
 from relax.core.protocol import Clock, Compute, Decode, EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Probe, WeightSet
@@ -23,6 +23,7 @@ from relax.engines.sglang.answer import MislabelledError, Part
 from relax.engines.sglang.entrance import Entrance
 from relax.engines.sglang.server import AGAIN_S, RefusedLoadError, Server
 from relax.engines.sglang.turn import Turn
+from relax.engines.standing import Standing
 from relax.model.vocabulary import Vocabulary
 
 
@@ -54,13 +55,9 @@ class SglangEngine:
         self._server = Server(config, model, vocabulary, compute, name, clock, mark)
         self.context = _context(config, model)
         """Most tokens that a prompt and its completion can have together."""
-        self._version: Version | None = None
+        self._standing = Standing(name, config.slots)
         self._proof: tuple[Probe, Floats] | None = None
         """The probe of the version held, and what the server answered."""
-        self._failed: str | None = None
-        self._state: Literal["open", "pausing", "paused", "closed"] = "open"
-        self._mode: LoadMode = "recompute"
-        self._loading = False
         self._entrance = Entrance(config.slots)
         self._calls: dict[str, asyncio.Task[Part]] = {}
         """The requests that are with the server, by their id there."""
@@ -75,7 +72,7 @@ class SglangEngine:
         Raises RefusedError (ContextError, StaleError) for what cannot be served, EngineError for a server that is gone, slow or wrong.
         While the engine is paused the call waits for `resume`, which the weight service owes on every path (WS5).
         """
-        check_base(session, self._serving().number, self._name)
+        check_base(session, self._standing.serving().number, self._name)
         budget = checked_budget(input, sampling, self.context, self._vocabulary.size)
         check_media(input, None, self._name)
         if sampling.stop and self._decode is None:
@@ -101,8 +98,8 @@ class SglangEngine:
                 f"engine {self._name} cannot keep keys and values over a load: SGLang answers no probe while requests stand"
                 " still; choose rollout.on_load: recompute, drain or abort"
             )
-        self._check_free("pause")
-        self._state, self._mode = "pausing", mode
+        self._standing.check_free("pause")
+        self._standing.state, self._standing.mode = "pausing", mode
         self._entrance.shut()
         if mode == "abort":
             self._entrance.wake()
@@ -111,9 +108,7 @@ class SglangEngine:
         except BaseException:
             self._reopen()
             raise
-        if self._is_closed():
-            raise EngineError(f"engine {self._name} was closed while it paused")
-        self._state = "paused"
+        self._standing.paused()
 
     async def load(self, version: Version, reader: WeightReader) -> LoadReport:
         """Have the server read `version` from the disk, and probe it; whoever called compares (WS4).
@@ -121,52 +116,26 @@ class SglangEngine:
         When the server refuses, the old version stays if the probe still finds it; otherwise, and when it is not known what the
         server did, the engine has failed until its next load (WS3, WS5).
         """
-        if self._loading:
-            raise EngineError(f"engine {self._name} is already loading; wait for that load to end")
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._state != "paused" and self._version is not None and self._failed is None:
-            raise EngineError(f"engine {self._name} is running; pause it before load({version})")
-        self._loading = True
-        try:
-            weights = await reader.fetch(version)
-            if weights.manifest.version != version:
-                raise TransportError(f"asked for {version}, got {weights.manifest.version}; the old version stays")
+        async with self._standing.loading(version, reader) as weights:
             started = self._clock.time()
             logprobs = await self._swap(weights)
             return LoadReport(logprobs, self._clock.time() - started)
-        except RelaxError:
-            raise
-        except Exception as error:
-            raise EngineError(f"engine {self._name} could not load {version}: {error}") from error
-        finally:
-            self._loading = False
 
     async def resume(self) -> None:
         """Go on with whatever version is loaded. An engine that is not paused goes on as it did."""
-        self._check_free("resume")
+        self._standing.check_free("resume")
         self._reopen()
 
     async def status(self) -> EngineStatus:
         """What this engine knows; the server is not asked."""
         busy_s = self._busy_s + (0.0 if self._busy_since is None else self._clock.time() - self._busy_since)
-        return EngineStatus(
-            name=self._name,
-            version=self._version,
-            accepting=self._state == "open" and self._version is not None and self._failed is None,
-            running=self._entrance.taken,
-            waiting=self._entrance.waiting,
-            capacity=self._config.slots,
-            failed=self._failed,
-            sampled_tokens=self._sampled_tokens,
-            busy_s=busy_s,
-        )
+        return self._standing.status(self._entrance.taken, self._entrance.waiting, self._sampled_tokens, busy_s)
 
     async def close(self) -> None:
         """Fail whatever still waits, and abort on the server what runs there. Idempotent."""
-        if self._state == "closed":
+        if self._standing.is_closed:
             return
-        self._state = "closed"
+        self._standing.state = "closed"
         self._entrance.fail(EngineError(f"engine {self._name} was closed"))
         for rid, call in self._calls.items():
             call.cancel()
@@ -179,10 +148,10 @@ class SglangEngine:
     async def _perform(self, turn: Turn) -> Completion:
         while True:
             while self._stands_still():
-                if self._mode == "abort":
+                if self._standing.mode == "abort":
                     return turn.completion("abort")
                 await self._entrance.park()
-            version = self._serving()
+            version = self._standing.serving()
             check_base(turn.session, version.number, self._name)
             part = await self._ask(turn, version)
             if turn.sampling.stop:  # a decoder is called on the engine's own thread only
@@ -192,11 +161,13 @@ class SglangEngine:
             self._sampled_tokens += len(part.token_ids)
             if ended is not None:
                 return turn.completion(ended)
-            if part.finish == "abort" and self._state == "open":
+            if part.finish == "abort" and self._standing.is_open:
                 return turn.completion("abort")  # by somebody else, or by a pause that was given up
 
     def _stands_still(self) -> bool:
-        return self._state == "paused" or (self._state == "pausing" and self._mode != "drain")
+        return self._standing.state == "paused" or (
+            self._standing.state == "pausing" and self._standing.mode != "drain"
+        )
 
     async def _ask(self, turn: Turn, version: Version) -> Part:
         """One request to the server. Left by a cancellation or without an answer, it is aborted there."""
@@ -213,12 +184,12 @@ class SglangEngine:
             answered = True
             return part
         except MislabelledError as error:
-            self._failed = str(error)
+            self._standing.failed = str(error)
             raise
         finally:
             del self._calls[rid]
             self._count_busy()
-            if not answered and not self._is_closed():  # `close` has done it already
+            if not answered and not self._standing.is_closed:  # `close` has done it already
                 call.cancel()
                 self._abort_later(rid)
 
@@ -233,8 +204,8 @@ class SglangEngine:
             await self._server.abort(rid)
         except EngineError as error:
             # A server that is gone runs nothing, and one that is there sees the closed connection; but it takes no more.
-            if self._state == "open" and not self._loading:
-                self._failed = str(error)
+            if self._standing.is_open and not self._standing.is_loading:
+                self._standing.failed = str(error)
 
     async def _settle(self, mode: LoadMode) -> None:
         """Return once no request moves. `drain` waits as long as the requests' own deadlines, the others for a call's."""
@@ -263,21 +234,21 @@ class SglangEngine:
             logprobs = None if probe is None else await self._server.prove(probe, version)
         except BaseException as error:
             if not (isinstance(error, RefusedLoadError) and await self._still_holds()):
-                self._version, self._proof = None, None
-                self._failed = f"loading {version} ended with {error!r}"
+                self._standing.version, self._proof = None, None
+                self._standing.failed = f"loading {version} ended with {error!r}"
             raise
-        self._version, self._failed = version, None
+        self._standing.version, self._standing.failed = version, None
         self._proof = None if probe is None or logprobs is None else (probe, logprobs)
         await self._server.forget_others(version)
         return logprobs
 
     async def _still_holds(self) -> bool:
         """Whether the server computes what it did under the version held: its word that it went back proves nothing."""
-        if self._version is None or self._proof is None:
+        if self._standing.version is None or self._proof is None:
             return False
         probe, before = self._proof
         try:
-            now = await self._server.prove(probe, self._version)
+            now = await self._server.prove(probe, self._standing.version)
         except EngineError:
             return False
         return bool(abs(now - before).max(initial=0.0) <= probe.tolerance)
@@ -289,27 +260,9 @@ class SglangEngine:
         self._busy_since = now if self._calls else None
 
     def _reopen(self) -> None:
-        if not self._is_closed():
-            self._state = "open"
+        if not self._standing.is_closed:
+            self._standing.state = "open"
             self._entrance.open()
-
-    def _is_closed(self) -> bool:
-        return self._state == "closed"
-
-    def _serving(self) -> Version:
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._failed is not None:
-            raise EngineError(f"engine {self._name} has failed ({self._failed}); load a version to restart it")
-        if self._version is None:
-            raise EngineError(f"engine {self._name} has no version yet; load one before generate")
-        return self._version
-
-    def _check_free(self, verb: str) -> None:
-        if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(
-                f"engine {self._name} is {'loading' if self._loading else self._state}; {verb} has to wait"
-            )
 
 
 def _context(config: SglangEngineConfig, model: Any) -> int:

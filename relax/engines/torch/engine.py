@@ -6,17 +6,18 @@ compute thread while there is work. Invariant: whatever happens in `load`, the e
 
 import asyncio
 import time
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from relax.core.completion import Completion, Floats, GenerateInput, Sampling, Session
-from relax.core.error import EngineError, InvariantError, RelaxError, TransportError
+from relax.core.error import EngineError, InvariantError
 from relax.core.protocol import Compute, Decode, EngineStatus, LoadMode, WeightReader
 from relax.core.version import Version
 from relax.core.weight import LoadReport, Probe, WeightSet
 from relax.engines.config import TorchEngineConfig
 from relax.engines.refusal import RefusedError, check_base, check_media, checked_budget
+from relax.engines.standing import Standing
 from relax.engines.torch.batcher import Batcher, Result
 from relax.engines.torch.encoder import Encoder
 from relax.engines.torch.forward import Forward
@@ -81,11 +82,7 @@ class TorchEngine:
             prefill_tokens=config.prefill_tokens,
             exact=deterministic,
         )
-        self._version: Version | None = None
-        self._state: Literal["open", "pausing", "paused", "closed"] = "open"
-        self._mode: LoadMode = "recompute"
-        self._loading = False
-        self._failed: str | None = None
+        self._standing = Standing(name, config.slots)
         self._drive_task: asyncio.Task[None] | None = None
 
     async def generate(self, input: GenerateInput, sampling: Sampling, session: Session) -> Completion:
@@ -94,7 +91,7 @@ class TorchEngine:
         Raises RefusedError (ContextError, StaleError) for what cannot be served, EngineError when the engine cannot serve.
         While the engine is paused the call waits for `resume`, which the weight service owes on every path (WS5).
         """
-        version = self._serving()
+        version = self._standing.serving()
         check_base(session, version.number, self._name)
         budget = checked_budget(input, sampling, self.context, self._vocabulary.size)
         check_media(input, None if self._family is None else self._family.placeholders, self._name)
@@ -124,11 +121,8 @@ class TorchEngine:
 
         On a paused engine it only sets what the next load does with running requests; `abort` hands them back now.
         """
-        if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(
-                f"engine {self._name} is {'loading' if self._loading else self._state}; pause has to wait"
-            )
-        self._state = "pausing"
+        self._standing.check_free("pause")
+        self._standing.state = "pausing"
         try:
             self._batcher.admits = False
             self._batcher.interrupted = mode != "drain"
@@ -140,53 +134,22 @@ class TorchEngine:
         except BaseException:
             self._reopen()
             raise
-        if self._is_closed():
-            raise EngineError(f"engine {self._name} was closed while it paused")
-        self._state, self._mode = "paused", mode
+        self._standing.paused()
+        self._standing.mode = mode
 
     async def load(self, version: Version, reader: WeightReader) -> LoadReport:
         """Swap to `version`; on any error the old weights are bound again (WS3, WS5)."""
-        if self._loading:
-            raise EngineError(f"engine {self._name} is already loading; wait for that load to end")
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._state != "paused" and self._version is not None and self._failed is None:
-            raise EngineError(f"engine {self._name} is running; pause it before load({version})")
-        self._loading = True
-        try:
-            weights = await reader.fetch(version)
-            if weights.manifest.version != version:
-                raise TransportError(f"asked for {version}, got {weights.manifest.version}; the old version stays")
+        async with self._standing.loading(version, reader) as weights:
             return await self._compute.run(self._swap, weights)
-        except RelaxError:
-            raise
-        except Exception as error:
-            raise EngineError(
-                f"engine {self._name} could not load {version} and keeps {self._version}: {error}"
-            ) from error
-        finally:
-            self._loading = False
 
     async def resume(self) -> None:
         """Go on with whatever version is bound. An engine that is not paused goes on as it did."""
-        if self._state in ("pausing", "closed") or self._loading:
-            raise EngineError(
-                f"engine {self._name} is {'loading' if self._loading else self._state}; resume has to wait"
-            )
+        self._standing.check_free("resume")
         self._reopen()
 
     async def status(self) -> EngineStatus:
-        return EngineStatus(
-            name=self._name,
-            version=self._version,
-            accepting=self._state == "open" and self._version is not None and self._failed is None,
-            running=self._batcher.running,
-            waiting=self._batcher.waiting,
-            capacity=self._config.slots,
-            failed=self._failed,
-            sampled_tokens=self._batcher.sampled_tokens,
-            busy_s=self._compute.busy_s,
-        )
+        batcher = self._batcher
+        return self._standing.status(batcher.running, batcher.waiting, batcher.sampled_tokens, self._compute.busy_s)
 
     @property
     def encoded_media(self) -> int:
@@ -195,9 +158,9 @@ class TorchEngine:
 
     async def close(self) -> None:
         """Fail whatever still waits. Idempotent."""
-        if self._state == "closed":
+        if self._standing.is_closed:
             return
-        self._state = "closed"
+        self._standing.state = "closed"
         self._batcher.interrupted = True
         if self._drive_task is not None:
             await asyncio.wait({self._drive_task})
@@ -217,15 +180,6 @@ class TorchEngine:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _serving(self) -> Version:
-        if self._state == "closed":
-            raise EngineError(f"engine {self._name} is closed")
-        if self._failed is not None:
-            raise EngineError(f"engine {self._name} has failed ({self._failed}); load a version to restart it")
-        if self._version is None:
-            raise EngineError(f"engine {self._name} has no version yet; load one before generate")
-        return self._version
-
     def _stop_strings(self, sampling: Sampling) -> StopStrings | None:
         if not sampling.stop:
             return None
@@ -235,19 +189,16 @@ class TorchEngine:
             )
         return StopStrings(sampling.stop, self._decode)
 
-    def _is_closed(self) -> bool:
-        return self._state == "closed"
-
     def _reopen(self) -> None:
-        if self._is_closed():
+        if self._standing.is_closed:
             return
-        self._state = "open"
+        self._standing.state = "open"
         self._batcher.admits = True
         self._batcher.interrupted = False
         self._ensure_driving()
 
     def _ensure_driving(self) -> None:
-        if self._state == "open" and self._drive_task is None and self._batcher.has_work:
+        if self._standing.is_open and self._drive_task is None and self._batcher.has_work:
             self._drive_task = asyncio.create_task(self._drive(), name=f"engine {self._name}")
 
     async def _drive(self) -> None:
@@ -256,8 +207,8 @@ class TorchEngine:
             while self._batcher.has_work and not self._batcher.interrupted:
                 await self._compute.run(self._batcher.step, self._config.burst)
         except Exception as error:
-            self._failed = f"{type(error).__name__}: {error}"
-            await self._compute.run(self._batcher.fail_all, f"engine {self._name} failed: {self._failed}")
+            self._standing.failed = f"{type(error).__name__}: {error}"
+            await self._compute.run(self._batcher.fail_all, f"engine {self._name} failed: {self._standing.failed}")
         finally:
             self._drive_task = None
 
@@ -273,16 +224,16 @@ class TorchEngine:
         started = time.perf_counter()
         try:
             bind_tensors(self._model, {name: value.to(self._forward.device) for name, value in weights.tensors.items()})
-            if self._deterministic and self._version is None:
+            if self._deterministic and self._standing.version is None:
                 check_invariance(self._model, _EXACT_ROWS, self._vocabulary.size, self._family)
             logprobs = self._prove(weights.manifest.probe)
             swapped = time.perf_counter()
-            tokens = self._batcher.switch(weights.manifest.version.number, keep=self._mode == "keep")
+            tokens = self._batcher.switch(weights.manifest.version.number, keep=self._standing.mode == "keep")
         except BaseException:
             bind_tensors(self._model, old)
             self._batcher.forget()
             raise
-        self._version, self._failed = weights.manifest.version, None
+        self._standing.version, self._standing.failed = weights.manifest.version, None
         return LoadReport(logprobs, swapped - started, time.perf_counter() - swapped, tokens)
 
     def _prove(self, probe: Probe | None) -> Floats | None:

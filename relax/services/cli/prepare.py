@@ -3,6 +3,7 @@
 Called with the directory's lock held. Nothing of a run that has trained is ever overwritten without being asked for.
 """
 
+import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from relax.config.load import load_config
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
+from relax.data.quarantine import Quarantine
 from relax.services.change import Changes, Progress, judge
 from relax.services.cli.argument import open_run, split_arguments
 from relax.services.cli.config import load_arguments
@@ -102,6 +104,8 @@ def _begin_again(request: Request) -> list[str]:
             f"the run in {directory.root} is not finished: {_found(request)}; go on with `{_resume_command(request)}`, "
             "or begin it again with --overwrite, which deletes it"
         )
+    if has_trained(directory):
+        _look(request.config)
     left = directory.clear()
     told = [
         "an earlier run in this directory was deleted"
@@ -111,6 +115,19 @@ def _begin_again(request: Request) -> list[str]:
     if left:
         told.append(f"left in {directory.root}, because no run writes it: {_shortened(left)}")
     return told
+
+
+def _look(config: RunConfig) -> None:
+    """See that model, tokenizer and data can be opened, before a run that trained is deleted for another. Raises UserError, DataError."""
+    from relax.services.assembly import Assembly  # with all of torch: only where there is something to lose
+
+    assembly = Assembly(config, Quarantine())
+    try:
+        for stream in assembly.supply.streams.values():
+            stream.state()
+        _ = assembly.renderer
+    finally:
+        asyncio.run(assembly.close())
 
 
 def _changes(request: Request) -> Changes:

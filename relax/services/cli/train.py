@@ -57,6 +57,7 @@ def train(
     check_retention(config)
     for warning in (*warnings_of(config), *check_run(config)):
         print_warning(warning)
+    os.environ["OMP_NUM_THREADS"] = str(getattr(config.runtime, "threads_per_role", 1))  # before torch is imported
     with request.directory as directory:
         for line in prepare(request):
             _say(line)
@@ -73,7 +74,6 @@ def _announce(config: RunConfig, directory: RunDirectory) -> None:
 def _run(request: Request) -> Outcome:
     """Exits with one message when the run failed for a known reason; anything else keeps its traceback."""
     config, directory = request.config, request.directory
-    os.environ["OMP_NUM_THREADS"] = str(getattr(config.runtime, "threads_per_role", 1))
     log_path = directory.root / "run.log"
     directory.stopping.unlink(missing_ok=True)
     _remember(directory, "its process ended without a word: killed from outside, or by the kernel")

@@ -66,6 +66,7 @@ class Operator:
                     for operation in self.book.startable():
                         self.book.begin(operation, self._now())
                         tasks.start(f"operation {operation.id}", self._carry_out(operation))
+            raise AssertionError("the loop has no end")
         finally:
             for operation in self.book.all():
                 if not operation.has_ended:

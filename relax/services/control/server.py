@@ -29,7 +29,7 @@ CLOSE_S = 2
 """Seconds that answers under way may take at the end."""
 
 
-class _Server(uvicorn.Server):
+class _Server(uvicorn.Server):  # type: ignore[misc]  # the library is not looked into
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the process (RR6)."""

@@ -29,7 +29,7 @@ from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import EngineEntry
 from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
-from relax.services.remote.order import REPLICATED, Orders
+from relax.services.remote.order import REPLICATED, Orders, replica_change, replica_number
 from relax.services.remote.role import role_rows
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
@@ -76,6 +76,10 @@ class RunControl:
             self._attached = dict(attached)
         if self._orders.paused is None and was_paused:
             await self._pause(True)
+        lost = {str(view["host"]) for view in views if view["phase"] == "given up"}
+        for role, names in self._orders.replicas.items():
+            if lost & set(names):
+                self._order(role, tuple(name for name in names if name not in lost))
         self._changed.notify()
 
     async def fetch(self, after: int) -> Orders:
@@ -166,14 +170,14 @@ class RunControl:
         if not 1 <= wanted <= MAX_REPLICAS:
             raise UserError(f"{role}={wanted}: give a number of replicas from 1 to {MAX_REPLICAS}")
         now = self.replicas(replicated)
-        added, ended = _change(replicated, now, wanted)
+        added, ended = replica_change(replicated, now, wanted)
         how = "drain and end" if replicated == "engine" else "end"
         return [f"start {name}" for name in added] + [f"{how} {name}" for name in ended]
 
     async def _scale(self, role: str, wanted: int, say: Say) -> int:
         replicated = REPLICATED[role]
         before = self.replicas(replicated)
-        added, ended = _change(replicated, before, wanted)
+        added, ended = replica_change(replicated, before, wanted)
         if ended:
             await self._drain(ended, replicated, say)
         if added:
@@ -181,19 +185,39 @@ class RunControl:
         return len(self.replicas(replicated))
 
     async def _start(self, role: str, before: Sequence[str], added: Sequence[str], say: Say) -> None:
-        """Cancelled, the new ones are ended again."""
+        """Cancelled, the new ones are ended again; when one cannot be had, those are that do not work yet."""
+        works, since = list(before), {name: self._incarnation(name) for name in added}
         self._order(role, (*before, *added))
         try:
             for name in added:
                 say(f"{name} starts")
-                if role == "engine":
-                    await self._ask_fleet(lambda fleet, name=name: fleet.served(name, START_S))
-                else:
-                    await self._until(lambda name=name: self._phase(name) == "ready", START_S, f"{name} is not ready")
+                await self._until_works(name, role, since[name])
+                works.append(name)
                 say(f"{name} works")
         except asyncio.CancelledError:
             self._order(role, tuple(before))
             raise
+        except RelaxError:
+            self._order(role, tuple(works))
+            raise
+
+    async def _until_works(self, name: str, role: str, since: int) -> None:
+        """Raises RelaxError when it does not in time, or was given up."""
+        if role == "engine":
+            work = self._ask_fleet(lambda fleet: fleet.served(name, START_S))
+        else:
+            work = self._until(lambda: self._phase(name) == "ready", START_S, f"{name} is not ready")
+        await self._unless_given_up(name, work, since)
+
+    async def _unless_given_up(self, name: str, work: Coroutine[Any, Any, Any], since: int) -> None:
+        """Raises RelaxError when a later incarnation than `since` was given up: the launcher may not have acted yet."""
+        asked = await self._unless(
+            lambda: self._phase(name) == "given up" and self._incarnation(name) > since,
+            work,
+        )
+        if asked is None:
+            raise RelaxError(f"{name} was given up: {self._view(name)['error']}; see its log in the run's folder logs")
+        asked.result()
 
     async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
         """Each is sent nothing more, ends what it has, and then ends."""
@@ -210,14 +234,12 @@ class RunControl:
     async def _attach(self, request: Attach, say: Say) -> None:
         """Cancelled, or when it fails, it is let go again. How long it may take is the operation's to know."""
         check_attachable(request, self._config, self._attached, self._views)  # again: others may have come first
+        since = self._incarnation(request.name)
         self._set_attached({**self._attached, request.name: server_of(request)})
         say(f"{request.name} starts, and has {request.url} load the newest version")
         try:
             served = self._ask_fleet(lambda fleet: fleet.served(request.name, FOREVER_S, may_fail=False))
-            asked = await self._unless(lambda: self._phase(request.name) == "given up", served)
-            if asked is None:
-                raise RelaxError(f"the process of {request.name} was given up; see its log in the run's folder logs")
-            asked.result()
+            await self._unless_given_up(request.name, served, since)
         except BaseException:
             self._set_attached({name: one for name, one in self._attached.items() if name != request.name})
             raise
@@ -281,7 +303,7 @@ class RunControl:
             for view in self._views
             if role in view["roles"] and view["phase"] not in OVER and view["host"] not in self._attached
         ]
-        return tuple(sorted(names, key=_number))
+        return tuple(sorted(names, key=replica_number))
 
     def _scalable(self) -> list[str]:
         return [name for name, role in REPLICATED.items() if self.replicas(role)]
@@ -291,6 +313,9 @@ class RunControl:
             if view["host"] == host:
                 return view
         raise RelaxError(f"{host} is not part of the run any more")
+
+    def _incarnation(self, host: str) -> int:
+        return next((int(view["incarnation"]) for view in self._views if view["host"] == host), 0)
 
     def _phase(self, host: str) -> str:
         return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
@@ -362,19 +387,3 @@ class RunControl:
         if found is None:
             raise RelaxError("the run is recovering from the loss of a role; ask again in a moment")
         return found
-
-
-def _change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
-    """Names to add and names to end: the lowest free numbers come, the highest go."""
-    added: list[str] = []
-    number = 0
-    while len(now) + len(added) < wanted:
-        if f"{role}-{number}" not in now:
-            added.append(f"{role}-{number}")
-        number += 1
-    return added, list(now[wanted:])
-
-
-def _number(host: str) -> int:
-    text = host.rpartition("-")[2]
-    return int(text) if text.isdigit() else 0

@@ -31,12 +31,12 @@ from relax.services.control.operator import Operator
 from relax.services.control.server import ControlServer
 from relax.services.directory import RunDirectory
 from relax.services.remote.control import RunControl
+from relax.services.remote.desk import RoleLostError
 from relax.services.remote.feed import Feed
 from relax.services.remote.host import RoleSpec
 from relax.services.remote.order import Orders
 from relax.services.remote.reach import FRAME_BYTES, find_reach
 from relax.services.remote.site import RemoteSite
-from relax.services.remote.trainer import RoleLostError
 from relax.services.remote.weight import WeightDesk
 from relax.services.run import Run
 from relax.training.checkpoint import CheckpointStore

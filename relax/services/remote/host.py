@@ -218,6 +218,7 @@ async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host
     assembly.sharing = SharedDevices(config.runtime.devices, host.turns, apart=True)  # type: ignore[attr-defined]
     host.on_arrival.append(lambda link: host.turns.arrive(link.proxy("turns")))
     stack.push_async_callback(host.close)
-    host.holders = tuple(holder for role in spec.roles for holder in HOLDERS.get(role, lambda name: ())(spec.host))
+    held = [HOLDERS[role] for role in spec.roles if role in HOLDERS]
+    host.holders = tuple(holder for holders in held for holder in holders(spec.host))
     host.address = await server.start(reach.address(place, f"{spec.host}-{spec.incarnation}"))
     return host

@@ -128,18 +128,26 @@ class RemoteRun:
             ordered = self._replicas.get(role)
             for name in self._configured(role, runtime) if ordered is None else ordered:
                 hosts.setdefault(grouped.get(role, name), []).append(role)
-        own = [self._host(name, tuple(roles), runtime) for name, roles in hosts.items()]
+        added = {
+            name for role, names in self._replicas.items() for name in names[len(self._configured(role, runtime)) :]
+        }
+        own = [self._host(name, tuple(roles), runtime, optional=name in added) for name, roles in hosts.items()]
         attached = [(name, server) for name, server in self._attached.items() if name not in hosts]
-        return [*own, *(self._host(name, ("engine",), runtime, server) for name, server in attached)]
+        return [*own, *(self._host(name, ("engine",), runtime, server, optional=True) for name, server in attached)]
 
     def _configured(self, role: str, runtime: RayConfig) -> list[str]:
         count = {"engine": self._config.rollout.replicas, "reward": runtime.rewards}.get(role)
         return [role] if count is None else [f"{role}-{number}" for number in range(count)]
 
     def _host(
-        self, name: str, roles: tuple[str, ...], runtime: RayConfig, server: Mapping[str, Json] | None = None
+        self,
+        name: str,
+        roles: tuple[str, ...],
+        runtime: RayConfig,
+        server: Mapping[str, Json] | None = None,
+        optional: bool = False,
     ) -> HostSpec:
-        """With `server` it only speaks to an engine elsewhere: it asks for nothing, and may be given up."""
+        """With `server` it only speaks to an engine elsewhere, and asks for nothing. `optional`: the run goes on without it."""
         entry = "controller:run_controller" if CONTROLLER in roles else "work:run_host"
         met = self._meeting
         spec = RoleSpec(
@@ -169,7 +177,7 @@ class RemoteRun:
             spec.to_json(),
             environment,
             resources,
-            optional=server is not None,
+            optional=optional,
         )
 
     # --- what is passed on ---
@@ -225,10 +233,16 @@ class RemoteRun:
             self._hub.notice("restart" if report.kind == "restart" else "stall", report.text)
 
     def _gave_up(self, given_up: GiveUp) -> None:
-        if given_up.host not in self._attached:
+        assert self._supervision is not None
+        text = given_up.message
+        if self._supervision.is_optional(given_up.host):
+            text = (
+                f"{given_up.host} was given up, and the run goes on without it: {given_up.error}; log: {given_up.log}"
+            )
+        else:
             self._failure = given_up
-        _report.error("%s", given_up.message)
-        self._hub.notice("failure", given_up.message)
+        _report.error("%s", text)
+        self._hub.notice("failure", text)
 
 
 def _view(view: HostView) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """What the controller asks of the launcher, which alone starts and ends processes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relax.core.message import Json
@@ -23,3 +23,19 @@ class Orders:
     restarts: tuple[tuple[int, str], ...] = ()
     paused: bool | None = None
     attached: Mapping[str, Mapping[str, Json]] | None = None
+
+
+def replica_change(role: str, now: Sequence[str], wanted: int) -> tuple[list[str], list[str]]:
+    """Names to add and names to end: the lowest free numbers come, the highest go."""
+    added: list[str] = []
+    number = 0
+    while len(now) + len(added) < wanted:
+        if f"{role}-{number}" not in now:
+            added.append(f"{role}-{number}")
+        number += 1
+    return added, list(now[wanted:])
+
+
+def replica_number(host: str) -> int:
+    text = host.rpartition("-")[2]
+    return int(text) if text.isdigit() else 0

@@ -28,6 +28,7 @@ from relax.services.controller import Controller, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import FleetRegistry
 from relax.services.fleet_service import FleetService
+from relax.services.publisher import StepHooks
 from relax.services.remote.desk import Arrival, Desk, StageNotice
 from relax.services.remote.role import role_rows
 from relax.services.remote.trainer import HOOK, RemoteTrainer
@@ -45,11 +46,14 @@ EVALUATIONS = "evaluations"
 class RunHooks:
     """What the trainer's process may call around each publication."""
 
-    hooks: Hooks
+    hooks: StepHooks
     trainer: RemoteTrainer
 
-    async def before_step(self, step: int) -> None:
-        await self.hooks.before_step(step)
+    async def before_step(self, step: int) -> bool:
+        return await self.hooks.before_step(step)
+
+    async def covered(self) -> None:
+        await self.hooks.covered()
 
     async def after_step(self, version: Version) -> None:
         self.trainer.version = version
@@ -201,7 +205,7 @@ class RemoteSite:
         if self.assembly.config.eval.sets:
             self.evaluation = RemoteEvaluation(self.catalog, hooks, self.desk)
             self.serve(EVALUATIONS, self.evaluation)
-        self.serve(HOOK, RunHooks(hooks, self.trainer))
+        self.serve(HOOK, RunHooks(hooks.step, self.trainer))
         self.serve("fleet", self.fleet)
         self.serve("desk", self.desk)
         self.serve("weights", self.catalog)

@@ -22,7 +22,7 @@ from relax.services.assembly import Assembly
 from relax.services.critic import CRITIC_FOLDER
 from relax.services.directory import RunDirectory
 from relax.services.dump import BatchDump
-from relax.services.publisher import Publisher
+from relax.services.publisher import Publisher, StepHooks
 from relax.services.reference import write_reference
 from relax.services.remote.critic import CriticLink
 from relax.services.remote.desk import Desk, RoleLostError, StageNotice
@@ -100,9 +100,8 @@ class TrainerService:
             self._compute,
             [],
             self._assembly.probe,
-            self._hooks.after_step,
-            incarnation=incarnation,
-            before_step=self._hooks.before_step,
+            StepHooks(self._hooks.before_step, self._hooks.covered, self._hooks.after_step),
+            incarnation,
         )
         await self._publisher.first(number)
         return self._publisher.version
@@ -243,7 +242,8 @@ class _RemoteCapture:
         while not self._trainer.is_closed and time.monotonic() < end_s:
             # In pieces: who closes the trainer's seat may wait for this thread, and nobody turns the loop meanwhile.
             with suppress(TimeoutError):
-                return written.result(LOOK_S)
+                written.result(LOOK_S)
+                return
         written.cancel()
         raise RoleLostError(f"the trainer did not write its state into {path}")
 

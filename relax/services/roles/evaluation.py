@@ -7,6 +7,7 @@ ledger rows of their own kind and are outside the gate and the account (AC5). A 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from relax.core.completion import Sampling
 from relax.core.error import DataError, EngineError, TaskError
@@ -15,13 +16,13 @@ from relax.core.media import MediaReader
 from relax.core.message import Prompt
 from relax.core.protocol import Renderer, RolloutEngine
 from relax.core.version import Version
+from relax.core.weight import Manifest, WeightSet
 from relax.services.ledger import EvaluationRow
 from relax.services.pass_rate import set_metrics
 from relax.services.play import EpisodeLimits, Player
 from relax.services.task import Task
 from relax.tasks.score import score
 from relax.weights.proof import check_proof
-from relax.weights.store import WeightStore
 
 MAX_PREPARING = 32
 """Prompts whose media are looked at together."""
@@ -56,6 +57,18 @@ class EvaluationResult:
     rows: list[EvaluationRow]
 
 
+class VersionStore(Protocol):
+    """What an evaluation asks of the weight store."""
+
+    async def fetch(self, version: Version) -> WeightSet: ...
+
+    def manifest(self, version: Version) -> Manifest: ...
+
+    def pin(self, version: Version) -> None: ...
+
+    def unpin(self, version: Version) -> None: ...
+
+
 class Evaluation:
     """`report` receives each result; `number` gives event numbers for ledger rows.
 
@@ -65,7 +78,7 @@ class Evaluation:
     def __init__(
         self,
         engine: RolloutEngine,
-        store: WeightStore,
+        store: VersionStore,
         renderer: Renderer,
         tasks: Mapping[str, Task],
         sets: Sequence[EvaluationSet],

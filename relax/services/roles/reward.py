@@ -55,6 +55,7 @@ class Reward:
                 await self._places.acquire()
                 receipt = await self._bus.take("reward", self._holder or "reward", max_rows=BATCH)
                 batches.start(f"batch {receipt.lease}", self._score(receipt))
+        raise AssertionError("the loop has no end")
 
     async def decide(self) -> NoReturn:
         """Endless."""

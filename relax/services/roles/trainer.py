@@ -9,17 +9,20 @@ What is trained is a function of the taken receipts in their order and of their 
 anything else decides which rows share a micro-batch or an update. A replay of the receipts trains the same bits (DE3).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from relax.algorithms.gap import GapByAge
 from relax.bus.row import Receipt
 from relax.core.algorithm import Algorithm
 from relax.core.batch import Measure, TrainRow, merge_measures
-from relax.core.error import InvariantError
+from relax.core.error import InvariantError, UserError
 from relax.core.id import GroupId, index_of
 from relax.core.protocol import Compute, LossFn, TrainBackend
 from relax.runtime.task import TaskSet
 from relax.services.access import TRAINER, BusAccess, ControllerAccess, CriticAccess, StepOutcome
+from relax.services.controller import StopRequested
 from relax.services.plan import make_plan
 from relax.services.roles.critic_column import CriticColumn
 from relax.services.roles.old_logprobs import OldLogprobs
@@ -31,8 +34,9 @@ from relax.services.train_group import TrainGroup, read_groups
 
 __all__ = ["Dump", "Publish", "Trainer", "TrainerSettings", "measured_loss"]
 
-Publish = Callable[[int, bool], Awaitable[None]]
-"""Called after each step with the new step number and whether the step changed the weights."""
+Publish = Callable[[int, bool], Awaitable[Coroutine[Any, Any, None] | None]]
+"""Called after each step with the new step number and whether the step changed the weights. What it returns, if anything, is left to do
+beside the next step; the weights must not change before."""
 
 
 Dump = Callable[[int, Sequence[TrainRow]], None]
@@ -61,21 +65,40 @@ class Trainer:
         self._bus, self._controller, self._critic = bus, controller, critic
         self._algorithm, self._settings = algorithm, settings
         self._publish, self._dump = publish, dump
-        self._parts = TrainerParts(backend, compute, algorithm, settings)
+        self._parts = TrainerParts(backend, compute, algorithm, settings, self._version_out)
         plan = make_plan(algorithm)
         budgets = settings.microbatch_tokens, settings.in_order, settings.microbatch_encoder_tokens
         old_logprobs = OldLogprobs(backend, compute, *budgets)
         critic_column = None if critic is None else CriticColumn(bus, critic)
         self._step_columns = StepColumns(plan, algorithm, old_logprobs, compute, critic_column)
         several = algorithm.updates > 1 or algorithm.epochs > 1
+        self._going_out: asyncio.Task[None] | None = None
         self._streams = not (plan.step_roles or several or settings.in_order or settings.whole_steps)
 
     async def run(self, first_step: int, end_step: int) -> None:
-        """Train steps `first_step .. end_step - 1`; step k publishes version k + 1."""
-        for step in range(first_step, end_step):
-            await self.step(step)
+        """Train steps `first_step .. end_step - 1`; step k publishes version k + 1, and every version is out when this returns.
 
-    async def step(self, step: int) -> None:
+        Also when the run stops between two of them: the controller then writes a checkpoint.
+        """
+        async with TaskSet("versions") as versions:
+            try:
+                for step in range(first_step, end_step):
+                    rest = await self.step(step)
+                    if rest is not None:
+                        self._going_out = versions.start(f"version {step + 1}", rest)
+                    if self._settings.whole_steps:
+                        await self._version_out()  # what shares the device would have to wait for it
+            except (StopRequested, UserError):
+                await self._version_out()
+                raise
+
+    async def _version_out(self) -> None:
+        going_out, self._going_out = self._going_out, None
+        if going_out is not None:
+            await going_out
+
+    async def step(self, step: int) -> Coroutine[Any, Any, None] | None:
+        """Returns what is left to do of its publication."""
         statistics = StepStatistics(step)
         update = Update(self._parts, measured_loss(self._algorithm, step), statistics)
         taken: list[TrainGroup] = []
@@ -105,7 +128,8 @@ class Trainer:
             results, told = [await update.apply()], dict[str, float]()
         else:
             results, told = await self._train_whole(taken, receipts, statistics)
-        await self._finish(step, results, told, [one.lease for one in receipts], statistics, tuple(over_age))
+        leases = [one.lease for one in receipts]
+        return await self._finish(step, results, told, leases, statistics, tuple(over_age))
 
     async def _train_whole(
         self, taken: list[TrainGroup], receipts: list[Receipt], statistics: StepStatistics
@@ -170,7 +194,7 @@ class Trainer:
         leases: Sequence[str],
         statistics: StepStatistics,
         over_age: tuple[GroupId, ...],
-    ) -> None:
+    ) -> Coroutine[Any, Any, None] | None:
         lost = [result for result in results if not result.finite]
         if not lost and told.get("critic/nonfinite"):
             lost = list(results)
@@ -183,7 +207,7 @@ class Trainer:
         for lease in leases:
             await self._bus.ack(lease)
         next_step = await self._controller.applied(StepOutcome(step, applied, reason, metrics, over_age))
-        await self._publish(next_step, applied)
+        return await self._publish(next_step, applied)
 
 
 def _measures(results: Sequence[UpdateResult]) -> Mapping[str, Measure]:

@@ -5,7 +5,7 @@ are cut does not matter; the denominator is over all groups of the update, and a
 something that is not finite, changes nothing (LO4, LO6).
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +39,10 @@ class TrainerSettings:
     """The first step that trains the policy; before it a critic warms up alone."""
 
 
+async def _at_once() -> None:
+    """Nobody else needs the weights as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
     """What every update of a stage works with."""
@@ -47,6 +51,8 @@ class TrainerParts:
     compute: Compute
     algorithm: Algorithm
     settings: TrainerSettings
+    weights_free: Callable[[], Awaitable[None]] = _at_once
+    """Returns when the weights may change: the version that they are is out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ class Update:
         """Train what is left, then take the optimizer step."""
         await self.train(flush=True)
         normalizer = self.parts.algorithm.aggregate.normalizer(self._lengths)
+        await self.parts.weights_free()  # no deadline: a publication that fails ends the trainer
         usable = bool(self._passes) and all(result.finite for result in self._passes)
         with self.statistics.timed("optim"):
             report = await self.parts.compute.run(self.parts.backend.optim_step, normalizer if usable else 0.0)

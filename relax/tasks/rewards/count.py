@@ -96,8 +96,12 @@ def _reference(prompt: Prompt) -> int:
     reference = prompt.reference
     values = [value for _, _, value in find_counts(reference)] if isinstance(reference, str) else [reference]
     value = values[0] if len(values) == 1 else None
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 10**MAX_DIGITS
-    if usable and value == int(value):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < 10**MAX_DIGITS
+        and value == int(value)
+    ):
         return int(value)
     raise TaskError(
         f"record {prompt.key.record} of source {prompt.key.source!r} has the reference {reference!r}; "

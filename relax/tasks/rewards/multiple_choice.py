@@ -3,6 +3,8 @@
 What states an option is in `relax.tasks.choice`. A response that states two at once states none: it scores 0 and says so.
 """
 
+from typing import Any, cast
+
 from relax.core.error import TaskError
 from relax.core.message import Json, Prompt
 from relax.core.protocol import Pool
@@ -33,11 +35,11 @@ class MultipleChoice:
             return dict.fromkeys(self._letters)
         texts = prompt.metadata.get(self._field)
         usable = isinstance(texts, list) and 2 <= len(texts) <= len(self._letters)
-        if not usable or not all(isinstance(text, str) and fold(text) for text in texts):
+        if not usable or not all(isinstance(text, str) and fold(text) for text in cast(list[Any], texts)):
             raise _unusable(
                 prompt, f"the options {texts!r} in {self._field!r}", f"a list of 2 to {len(self._letters)} texts"
             )
-        return dict(zip(self._letters, texts, strict=False))
+        return dict(zip(self._letters, cast(list[str], texts), strict=False))
 
     def _expected(self, prompt: Prompt, options: dict[str, str | None]) -> str:
         reference, letters = prompt.reference, list(options)
