@@ -112,6 +112,9 @@ class RecordedBus:
     async def take(self, consumer: str, holder: str, max_rows: int = 1) -> Receipt:
         raise InvariantError("DE3", "groups are taken from the bus itself in a replay")
 
+    async def take_each(self, consumer: str, holder: str, max_leases: int) -> list[Receipt]:
+        raise InvariantError("DE3", "groups are taken from the bus itself in a replay")
+
     async def fetch(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Fetched:
         return self._recorded.fetch(receipt)
 
