@@ -184,9 +184,7 @@ class TransferQueue:
         if not self._shared.has_segment(writer, segment):
             return None
         plan = self._index.plan(lease, self._contents.placed_writes(self._shared, segment, puts))
-        texts = dict(zip(puts.ids, puts.texts, strict=True))
-        for write in plan.fresh:
-            self._shared.place(write.id, (batch[0], batch[1]), texts[write.id], write.cells)
+        self._shared.place(puts, (batch[0], batch[1]), [(write.id, write.cells) for write in plan.fresh])
         self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1])))
         return PutReport(plan.late, plan.superseded)
 

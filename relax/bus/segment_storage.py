@@ -12,15 +12,14 @@ from typing import Any
 
 from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
-from relax.bus.payload import decode
 from relax.bus.segment import (
     SEGMENT_BYTES,
     SegmentWriter,
-    StoredCell,
+    StoredRow,
     map_segment,
     needed_bytes,
     segment_path,
-    stored_cells,
+    stored_rows,
     writer_of,
 )
 from relax.bus.storage import freeze_rows, thaw_cells
@@ -169,16 +168,16 @@ class SegmentStorage:
             return
         mapped = map_segment(segment.path)
         segment.writer = writer_of(mapped)
-        for cell in stored_cells(mapped):
-            value = self._scanned(number, mapped, cell)
-            if segment.writer:
-                self._found_in[number, cell.batch, cell.row, cell.column] = value
-            else:
-                self._found[cell.row, cell.column] = number, value
+        for row in stored_rows(mapped):
+            for name, value in self._scanned(number, mapped, row).items():
+                if segment.writer:
+                    self._found_in[number, row.batch, row.row, name] = value
+                else:
+                    self._found[row.row, name] = number, value
 
-    def _scanned(self, number: int, mapped: mmap.mmap, cell: StoredCell) -> Any:
-        """What to keep of a cell that an earlier process wrote."""
-        return decode(mapped, cell.kind, cell.shape, cell.offset)
+    def _scanned(self, number: int, mapped: mmap.mmap, row: StoredRow) -> dict[str, Any]:
+        """What to keep of the cells of a row that an earlier process wrote."""
+        return row.layout.read(mapped, row.start)
 
     def adopt(self, row: str, column: str, batch: Sequence[int] | None = None) -> None:
         """Keep a cell of an earlier process: as it was written last or, of a process without the index, the one in the `batch` (segment and

@@ -15,7 +15,7 @@ from relax.bus.log import MemoryLog
 from relax.bus.place import SegmentGoneError, SegmentMaps
 from relax.bus.queue import TransferQueue
 from relax.bus.remote import LeaseAccess, QueueAccess, RemoteQueue
-from relax.bus.row import AckedError, Receipt, RowPut, Subscription
+from relax.bus.row import AckedError, Places, Receipt, RowPut, Subscription
 from relax.bus.segment_storage import SegmentStorage, segment_files
 from relax.bus.shared_storage import SharedStorage
 from relax.bus.storage import MemoryStorage
@@ -197,16 +197,26 @@ async def test_a_bus_in_memory_has_no_segments_for_others_and_says_what_to_do(tm
 
 
 @pytest.mark.parametrize(
-    "text",
-    [f"token_ids\t<i4\t9\t{1 << 40}", "token_ids\t<i4\t9", "token_ids\tnope\t9\t0", f"token_ids\tstr\t9\t{1 << 40}"],
+    ("text", "start"),
+    [
+        ("token_ids\t<i4\t9", 1 << 40),
+        ("token_ids\t<i4\t9999", 1 << 40),
+        ("token_ids\t<i4", 0),
+        ("token_ids\tnope\t9", 0),
+        ("token_ids\tstr\t9", 1 << 40),
+    ],
 )
-async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(
+    tmp_path: Path, text: str, start: int
+) -> None:
     world = make(tmp_path)
     await begin(world)
     with pytest.raises(TransportError, match=r"rows-00000001.arrow does not hold"):
-        SegmentMaps(tmp_path).read(1, text)
+        SegmentMaps(tmp_path).read(1, text, start)
+    with pytest.raises(TransportError, match=r"rows-00000001.arrow does not hold"):
+        SegmentMaps(tmp_path).fetch(Places(["g"], [1], [text], [start], [None]), {})
     with pytest.raises(SegmentGoneError, match=r"rows-00000009.arrow cannot be mapped"):
-        SegmentMaps(tmp_path).read(9, text)
+        SegmentMaps(tmp_path).read(9, text, start)
 
 
 async def test_the_first_fetch_of_a_take_asks_nobody_and_the_next_does(tmp_path: Path) -> None:
