@@ -7,18 +7,17 @@ was not written reads as the end of the stream. A write that a kill tore is neve
 
 import mmap
 import os
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from threading import Thread
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered, write_all
 from relax.bus.frame import BatchFrame, TextColumn, text_column
@@ -33,11 +32,11 @@ line carries the checksum of the batch."""
 WRITER = b"writer"
 """Metadata of the schema: who writes the segment, when that is not the process with the index."""
 
-_CHECKSUM = "crc32:"
-_UNSIGNED = "0" * 10
-"""Where the checksum will stand: CRC-32 has ten digits at most."""
-_PARALLEL_BYTES = 1 << 20
-"""A batch of this size is worth a thread for its checksum."""
+_CHECKSUM = "xxh3:"
+_UNSIGNED = "0" * 16
+"""Where the checksum will stand, in hexadecimal digits."""
+_PREFIX = 8
+"""Bytes of a message before its metadata: a marker and their size."""
 _VECTOR = 1000
 """Parts that are written with one call; the system takes 1,024 at most."""
 _JOINED_BYTES = 1 << 14
@@ -97,34 +96,10 @@ class SegmentWriter:
         if not any(layout.cells for layout in rows.layouts):
             return [self._end] * len(rows.ids)
         starts = list(accumulate([layout.num_bytes for layout in rows.layouts], initial=0))
-        num_bytes = starts[-1]
         head = _make_head(rows, starts)
-        if num_bytes >= _PARALLEL_BYTES and type(self._file) is FileIO:
-            end = self._append_large(self._file, head, rows.payloads, num_bytes)
-        else:
-            signed = head.signed(_crc(rows.payloads))
-            end = self._append([signed, *rows.payloads], len(signed) + num_bytes)
-        first = end - num_bytes
+        end = self._append([head, *rows.payloads], len(head) + starts[-1])
+        first = end - starts[-1]
         return [first + start for start in starts[:-1]]
-
-    def _append_large(self, file: FileIO, unsigned: "_Head", parts: list[Any], num_bytes: int) -> int:
-        """As `_append`, of a batch that is worth a thread: its checksum is computed while it is written, and the head comes last."""
-        checksums: list[int] = []
-        thread = Thread(target=lambda: checksums.append(_crc(parts)), name="checksum")
-        thread.start()
-        try:
-            file.seek(self._end + len(unsigned.data))
-            self._has_failed = True
-            _write_vector(file, parts, num_bytes)
-        except OSError as error:
-            raise cannot_write(self.path.parent, error) from error
-        finally:
-            thread.join()  # no deadline: it reads memory
-        head = unsigned.signed(checksums[0])
-        self._append([head], len(head))
-        file.seek(num_bytes, os.SEEK_CUR)
-        self._end += num_bytes
-        return self._end
 
     def close(self) -> None:
         """Give back the room that was not used. What is mapped stays mapped for as long as somebody holds a cell of it."""
@@ -174,7 +149,7 @@ def stored_rows(mapped: mmap.mmap) -> Iterator[StoredRow]:
         start = reader.tell()
         try:
             message = pa.ipc.read_message(reader)
-            rows = list(_rows(pa.ipc.read_record_batch(message, SCHEMA), start, buffer.address))
+            rows = list(_rows(message, start, buffer.address))
         except (pa.ArrowInvalid, OSError, EOFError, ValueError, TypeError, IndexError):
             return  # the end, or what a kill tore: no event names it
         if reader.tell() == start:
@@ -212,29 +187,21 @@ def _frame() -> BatchFrame:
     return BatchFrame(SCHEMA)
 
 
-class _Head(NamedTuple):
-    """A batch up to its cells, with room for the checksum `digits` bytes from the beginning; `checksum` is that of what describes them."""
-
-    data: bytearray
-    digits: int
-    checked: list[bytes]
-
-    def signed(self, data_checksum: int) -> bytearray:
-        checksum = _crc(self.checked, data_checksum)
-        self.data[self.digits : self.digits + len(_UNSIGNED)] = b"%010d" % checksum
-        return self.data
-
-
-def _make_head(rows: PackedRows, starts: list[int]) -> _Head:
+def _make_head(rows: PackedRows, starts: list[int]) -> bytes:
     """A batch up to its cells; each row begins at one of `starts`, counted from the first, and the last ends at the last of them."""
     ids = text_column([*rows.ids, ""])
     layouts = text_column([*[layout.text for layout in rows.layouts], _CHECKSUM + _UNSIGNED])
     offsets = array("q", [*starts, starts[-1]]).tobytes()
-    front = b"".join([_frame().metadata((ids, layouts), len(starts), starts[-1]), ids.data, layouts.data])
-    digits = len(front) - len(layouts.data) + layouts.text_start + layouts.text_size - len(_UNSIGNED)
-    checked = [*_checked(ids), *_checked(layouts), offsets]
-    checked[3] = checked[3][: -len(_UNSIGNED)]
-    return _Head(bytearray(front + offsets), digits, checked)
+    metadata = _frame().metadata((ids, layouts), len(starts), starts[-1])
+    described = [*_checked(ids), *_checked(layouts), offsets, memoryview(metadata)[_PREFIX:]]
+    described[3] = described[3][: -len(_UNSIGNED)]
+    text = layouts.text_start + layouts.text_size
+    signed = b"%b%b%b" % (
+        layouts.data[: text - len(_UNSIGNED)],
+        _checksum([*rows.payloads, *described]).encode(),
+        layouts.data[text:],
+    )
+    return b"".join([metadata, ids.data, signed, offsets])
 
 
 def _checked(column: TextColumn) -> tuple[bytes, bytes]:
@@ -268,21 +235,24 @@ def _gathered(parts: list[Any]) -> Iterator[bytes | memoryview]:
         yield b"".join(small)
 
 
-def _crc(parts: Iterable[Any], checksum: int = 0) -> int:
+def _checksum(parts: Iterable[Any]) -> str:
+    """Of the bytes of all parts together, however they are cut."""
+    hasher = xxhash.xxh3_64()
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return checksum
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
-def _rows(batch: pa.RecordBatch, begin: int, address: int) -> Iterator[StoredRow]:
+def _rows(message: pa.Message, begin: int, address: int) -> Iterator[StoredRow]:
     """The rows of the batch at byte `begin` of a file that is mapped at `address`. Raises ValueError for a batch that is not whole."""
+    batch = pa.ipc.read_record_batch(message, SCHEMA)
     batch.validate(full=True)  # before anything reads it: torn offsets would end the process
     *ids, _ = batch.column(0).to_pylist()
     *texts, last = batch.column(1).to_pylist()
     checked = [memoryview(part or b"") for column in batch.columns for part in column.buffers()[1:]]
     data = checked.pop()
     checked[3] = checked[3][: -len(_UNSIGNED)]
-    if last != f"{_CHECKSUM}{_crc(checked, zlib.crc32(data)):010d}":
+    if last != _CHECKSUM + _checksum([data, *checked, message.metadata]):
         raise ValueError("the checksum of a batch is another one")
     buffer = batch.column(2).buffers()[2]
     first = 0 if buffer is None else buffer.address - address
