@@ -19,6 +19,7 @@ from relax.bus.row import AckedError, Places, Receipt, RowPut, Subscription
 from relax.bus.segment_storage import SegmentStorage, segment_files
 from relax.bus.shared_storage import SharedStorage
 from relax.bus.storage import MemoryStorage
+from relax.bus.write import rows_from_json
 from relax.core.column import COLUMNS
 from relax.core.error import InvariantError, LateError, TransportError
 from relax.core.event import Event
@@ -96,11 +97,11 @@ async def restarted(
 
 def follow(storage: SegmentStorage, index: BusIndex, event: Event) -> None:
     data = event.data
-    rows = (
-        data["rows"] if event.kind == "bus/put" else [data | {"id": data["group"]}] if event.kind == "bus/admit" else []
-    )
-    for row in rows:
-        adopt(storage, row["id"], row["cells"], dict.fromkeys(row["cells"], data.get("batch")))
+    if event.kind == "bus/put":
+        for row, cells, _ in rows_from_json(data["rows"]):
+            adopt(storage, row, cells, dict.fromkeys(cells, data.get("batch")))
+    elif event.kind == "bus/admit":
+        adopt(storage, data["group"], data["cells"], {})
     for dropped in index.apply(event.kind, event.data).dropped:
         storage.drop(dropped)
 
@@ -251,7 +252,7 @@ async def test_rule_tq4_verbs_may_be_sent_twice(tmp_path: Path) -> None:
     receipt = await writer.take("rollout", "w")
     report = await writer.put([trajectory(group, 0), trajectory(group, 1, 5000)], receipt.lease)
     assert (report.late, report.superseded) == ((), ())
-    puts = [event for event in world.log.events() if event.kind == "bus/put" and event.data["rows"]]
+    puts = [event for event in world.log.events() if event.kind == "bus/put" and event.data["rows"]["ids"]]
     assert len(puts) == 1, "the second time is a no-op"
     await writer.renew(receipt.lease)
     await writer.reattach()
