@@ -109,7 +109,7 @@ def _first_notes(text: str) -> dict[str, CellNote]:
         layout = layout_of(text)
     except (ValueError, TypeError) as error:
         raise TransportError(f"{text!r:.200} is no layout of a row: {error}") from error
-    return {name: first_note(cell.num_bytes) for name, cell in layout.cells.items()}
+    return {name: first_note(size) for name, size in layout.sizes.items()}
 
 
 def fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> FrozenRows:

@@ -6,7 +6,7 @@ worked out once and is one object in a process; where a row begins is all that d
 
 import mmap
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,58 +22,86 @@ _ARRAYS = {np.ndarray}
 _ALIGNMENT = 8
 _PADDING = tuple(map(bytes, range(_ALIGNMENT)))
 _NONE = _PADDING[0]
+_VIEW = -1
+"""The end of an array that is not copied."""
 _ACCOUNTED = {"NoneType": 0, "bool": 8, "int": 8, "float": 8}
 """Bytes in the accounts of TQ5 of what is written in another length."""
 
 
-class LaidCell(NamedTuple):
-    """One cell: its bytes in the accounts, and where it begins, counted from the row's beginning; for a large array also its view."""
+class LaidArray(NamedTuple):
+    """An array of a row: where it begins, counted from the row's beginning; a small one also where it ends, for it is copied."""
 
-    kind: str
-    shape: str
-    num_bytes: int
+    name: str
+    sizes: tuple[int, ...]
+    dtype: np.dtype[Any]
     offset: int
-    view: tuple[tuple[int, ...], np.dtype[Any]] | None
+    end: int
 
 
 class Layout:
-    """`text` has a line of column, kind and shape for each cell, as `payload` means them; every cell begins at a multiple of 8 bytes."""
+    """`text` has a line of column, kind and shape for each cell, as `payload` means them; every cell begins at a multiple of 8 bytes.
 
-    __slots__ = ("_views", "cells", "has_empty", "has_views_only", "is_padded", "num_bytes", "padding", "text")
+    `sizes` are the bytes of each cell in the accounts of TQ5, `num_bytes` those of the whole row as it is written, `form` is the text
+    without the sizes of arrays.
+    """
+
+    __slots__ = ("_arrays", "_others", "form", "has_empty", "num_bytes", "padding", "sizes", "text")
 
     def __init__(self, text: str) -> None:
         """Raises ValueError or TypeError for a text that no writer makes."""
         self.text = text
-        self.cells: dict[str, LaidCell] = {}
+        self.sizes: dict[str, int] = {}
         self.padding: list[bytes] = []
-        self.num_bytes = 0
+        self._arrays: list[LaidArray] = []
+        self._others: list[tuple[str, str, str, int]] = []
+        form, begin = [], 0
         for line in text.split("\n") if text else ():
             name, kind, shape = line.split("\t")
-            size, view = _measure(kind, shape)
-            self.cells[name] = LaidCell(kind, shape, _ACCOUNTED.get(kind, size), self.num_bytes, view)
-            self.padding.append(_PADDING[-size % _ALIGNMENT])
-            self.num_bytes += size + len(self.padding[-1])
-        self.is_padded = any(self.padding)
-        self.has_empty = not all(cell.num_bytes for cell in self.cells.values())
-        self._views = [(name, *cell.view, cell.offset) for name, cell in self.cells.items() if cell.view is not None]
-        self.has_views_only = len(self._views) == len(self.cells)
+            dtype = _dtype_of_array(kind)
+            if dtype is None:
+                size = int(shape)
+                self.sizes[name] = _ACCOUNTED.get(kind, size)
+                self._others.append((name, kind, shape, begin))
+            else:
+                sizes, count = sizes_of(shape)
+                size = self.sizes[name] = count * dtype.itemsize
+                end = begin + size if size < MAPPED_BYTES else _VIEW
+                self._arrays.append(LaidArray(name, sizes, dtype, begin, end))
+                form.append(f"{name}\t{kind}\t{len(sizes)}")
+            padding = _PADDING[-size % _ALIGNMENT]
+            self.padding.append(padding)
+            begin += size + len(padding)
+        self.num_bytes = begin
+        self.has_empty = 0 in self.sizes.values()
+        self.form = "\n".join(form)
+
+    @property
+    def has_arrays_only(self) -> bool:
+        return not self._others
 
     def read(self, mapped: mmap.mmap, start: int, columns: Collection[str] = ()) -> dict[str, Any]:
-        """The frozen cells of a row that begins at byte `start`, of `columns` if any are named; large arrays are read-only views.
+        """The frozen cells of a row that begins at byte `start`, of `columns` if any are named. Arrays are read-only, large ones views.
 
         Raises ValueError or TypeError for what lies beyond the file.
         """
-        if self.has_views_only and not columns:
-            return self.views(mapped, start)
-        return {
-            name: _unpinned(decode(mapped, cell.kind, cell.shape, start + cell.offset))
-            for name, cell in self.cells.items()
-            if not columns or name in columns
-        }
+        cells: dict[str, Any] = {}
+        for name, sizes, dtype, offset, end in self._arrays:
+            if not columns or name in columns:
+                if end == _VIEW:
+                    cells[name] = np.ndarray(sizes, dtype, mapped, start + offset)
+                else:  # a copy, so that whoever keeps it does not keep a whole segment in memory
+                    cells[name] = np.ndarray(sizes, dtype, mapped[start + offset : start + end])
+        for name, kind, shape, offset in self._others:
+            if not columns or name in columns:
+                cells[name] = decode(mapped, kind, shape, start + offset)
+        if self._arrays and self._others:  # in the order in which they were written
+            return {name: cells[name] for name in self.sizes if name in cells}
+        return cells
 
     def views(self, mapped: mmap.mmap, start: int) -> dict[str, Any]:
         """The large arrays of a row that begins at byte `start`, read-only. Raises TypeError for what lies beyond the file."""
-        return {name: np.ndarray(sizes, dtype, mapped, start + offset) for name, sizes, dtype, offset in self._views}
+        large = [array.name for array in self._arrays if array.end == _VIEW]
+        return self.read(mapped, start, large) if large else {}
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -111,7 +139,7 @@ def lay(cells: Mapping[str, Any]) -> tuple[Layout, list[Any]]:
         encoded = [(name, *encode(value)) for name, value in cells.items()]
         layout = layout_of(_text([cell[:3] for cell in encoded]))
         payloads = [payload for _, _, _, payload in encoded]
-    if layout.is_padded:
+    if any(layout.padding):
         payloads = [part for pair in zip(payloads, layout.padding, strict=True) for part in pair if part is not _NONE]
     return layout, payloads
 
@@ -131,7 +159,7 @@ class PackedRows(NamedTuple):
     @property
     def num_items(self) -> int:
         """Cells, and rows that have none: what is described."""
-        return sum([len(layout.cells) or 1 for layout in self.layouts])
+        return sum([len(layout.sizes) or 1 for layout in self.layouts])
 
 
 def pack(rows: Mapping[str, Mapping[str, Any]]) -> PackedRows:
@@ -144,18 +172,7 @@ def pack(rows: Mapping[str, Mapping[str, Any]]) -> PackedRows:
     return packed
 
 
-def _measure(kind: str, shape: str) -> tuple[int, tuple[tuple[int, ...], np.dtype[Any]] | None]:
-    """The bytes of a cell as it is written; and what a view of it needs, if it is a large array."""
-    if not is_array(kind):
-        return int(shape), None
-    dtype, (sizes, count) = dtype_of(kind), sizes_of(shape)
-    size = count * dtype.itemsize
-    return size, (sizes, dtype) if size >= MAPPED_BYTES else None
-
-
-def _unpinned(cell: Any) -> Any:
-    """A small array as a copy, so that whoever keeps it does not keep a whole segment in memory."""
-    if type(cell) is np.ndarray and cell.nbytes < MAPPED_BYTES:
-        cell = cell.copy()
-        cell.flags.writeable = False
-    return cell
+@cache
+def _dtype_of_array(kind: str) -> np.dtype[Any] | None:
+    """The dtype of the arrays of a kind, None for what is none. Raises TypeError for a kind that does not exist."""
+    return dtype_of(kind) if is_array(kind) else None

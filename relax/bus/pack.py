@@ -15,16 +15,16 @@ from relax.bus.write import check_columns
 from relax.core.column import Column
 from relax.core.id import Table, table_of
 
-_REMEMBERED = 1 << 12
 _ARRAYS = {np.ndarray}
 
 
 class Packer:
-    """Checks puts against the columns. Whether arrays are right depends on nothing but their layout and the table."""
+    """Checks puts against the columns. Whether arrays are right depends on the form of their layout and the table alone, unless a column
+    fixes the size of an axis."""
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
-        self._accepted: set[tuple[Layout, Table]] = set()
+        self._accepted: set[tuple[str, Table]] = set()
 
     def pack(self, puts: Sequence[RowPut]) -> PackedRows:
         """The rows of a put, in its order; one that comes twice has the cells that came last. Raises InvariantError (TQ1, TQ6)."""
@@ -41,15 +41,10 @@ class Packer:
         is_plain = set(map(type, cells.values())) <= _ARRAYS
         if is_plain:
             laid = lay(cells)
-            if (laid[0], table) in self._accepted:
+            if (laid[0].form, table) in self._accepted:
                 return laid
         check_columns(self._columns, put.id, cells)
         laid = lay({name: check(self._columns[name], value) for name, value in cells.items()})
-        if is_plain:
-            self._accept(laid[0], table)
+        if is_plain and not any(size.isdecimal() for name in cells for size in self._columns[name].shape):
+            self._accepted.add((laid[0].form, table))
         return laid
-
-    def _accept(self, layout: Layout, table: Table) -> None:
-        if len(self._accepted) >= _REMEMBERED:
-            self._accepted.clear()
-        self._accepted.add((layout, table))

@@ -55,7 +55,7 @@ class SegmentMaps:
                 read = layout.read(mapped, start, columns or ())
             except (ValueError, TypeError) as error:
                 raise self._wrong(segment, text, start, error) from error
-            if not layout.has_views_only:
+            if not layout.has_arrays_only:
                 read = {name: thaw(cell) for name, cell in read.items()}
             if cells.get(row):
                 cells[row] = {**cells[row], **read}

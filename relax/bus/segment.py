@@ -93,7 +93,7 @@ class SegmentWriter:
 
     def append(self, rows: PackedRows) -> list[int]:
         """Append rows as one batch, unless none has a cell; returns where each begins. Raises UserError when the disk is full."""
-        if not any(layout.cells for layout in rows.layouts):
+        if not any(layout.sizes for layout in rows.layouts):
             return [self._end] * len(rows.ids)
         starts = list(accumulate([layout.num_bytes for layout in rows.layouts], initial=0))
         head = _make_head(rows, starts)

@@ -52,7 +52,7 @@ class SharedStorage(SegmentStorage):
         kept = {row: dict(cells) for row, cells in rows.items()}
         packed = pack(rows)
         for cells, layout, start in zip(kept.values(), packed.layouts, writer.append(packed), strict=True):
-            large = [name for name, cell in layout.cells.items() if cell.num_bytes >= MAPPED_BYTES]
+            large = [name for name, size in layout.sizes.items() if size >= MAPPED_BYTES]
             if large:
                 cells |= dict.fromkeys(large, Place(self._number, layout, start))
         return kept
@@ -132,10 +132,10 @@ class SharedStorage(SegmentStorage):
     def _scanned(self, number: int, mapped: mmap.mmap, row: StoredRow) -> dict[str, Any]:
         place = Place(number, row.layout, row.start, row.batch)
         if self._segments[number].writer:
-            return dict.fromkeys(row.layout.cells, place)
-        small = [name for name, cell in row.layout.cells.items() if cell.num_bytes < MAPPED_BYTES]
+            return dict.fromkeys(row.layout.sizes, place)
+        small = [name for name, size in row.layout.sizes.items() if size < MAPPED_BYTES]
         kept = row.layout.read(mapped, row.start, small) if small else {}
-        return {name: kept.get(name, place) for name in row.layout.cells}
+        return {name: kept.get(name, place) for name in row.layout.sizes}
 
 
 def _add(into: Places, row: str, place: Place, columns: Sequence[str]) -> None:
@@ -143,4 +143,4 @@ def _add(into: Places, row: str, place: Place, columns: Sequence[str]) -> None:
     into.segments.append(place.segment)
     into.layouts.append(place.layout.text)
     into.starts.append(place.start)
-    into.columns.append(None if len(columns) == len(place.layout.cells) else list(columns))
+    into.columns.append(None if len(columns) == len(place.layout.sizes) else list(columns))
