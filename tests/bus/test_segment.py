@@ -240,6 +240,22 @@ def test_a_full_disk_is_one_error_and_what_it_left_is_written_over(tmp_path: Pat
     assert equal(list(read_segment(tmp_path / "a")), flat(expected))
 
 
+def test_a_disk_without_room_for_a_segment_is_the_same_error_and_one_that_cannot_reserve_it_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, start: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    number = errno.ENOSPC
+    with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
+        SegmentWriter(tmp_path / "a")
+    gc.collect()
+    for number in (errno.EOPNOTSUPP, errno.EINVAL):
+        write(tmp_path / f"{number}", PUTS)
+        assert equal(list(read_segment(tmp_path / f"{number}")), flat(PUTS))
+
+
 def test_a_disk_that_takes_no_new_file_is_the_same_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
         SegmentWriter(tmp_path / "a", Disk(0).open)
