@@ -98,8 +98,15 @@ class Consumer:
     def _see_rows(self, tree: Tree, rows: list[Node]) -> bool:
         """Note which rows became complete; a group is looked at even without any, for a row's absence may complete it."""
         before = self._last_number
+        alike: tuple[object, object] = None, None
+        is_complete = False
         for node in rows:
-            if self.name not in node.complete_for and self._is_complete(node):
+            if self.name in node.complete_for:
+                continue
+            if node.cells is not alike[0] or node.parent is not alike[1]:
+                alike = node.cells, node.parent
+                is_complete = self._is_complete(node)
+            if is_complete:
                 node.complete_for = _joined(node.complete_for, self.name)
                 if self.by_group:
                     tree.complete[self.name] = tree.complete.get(self.name, 0) + 1

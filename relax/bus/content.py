@@ -48,7 +48,7 @@ class Contents:
         for row, text, start, children in zip(puts.ids, puts.layouts, puts.starts, puts.children, strict=True):
             notes = _first_notes(text)
             known = self._index.columns_of(row)
-            if not notes.keys().isdisjoint(known):
+            if known and not notes.keys().isdisjoint(known):
                 others = [name for name in notes if name in known]
                 others = [n for n in others if not self._is_same(row, n, storage.read(segment, text, start, n))]
                 notes = notes | {name: CellNote(OTHER, notes[name].num_bytes) for name in others}

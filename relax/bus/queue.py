@@ -135,11 +135,9 @@ class TransferQueue:
     async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located:
         """As `fetch`, with places instead of those cells that lie in segments: what a reader in another process maps (TQ8)."""
         ids, present = self._contents.wanted(receipt, columns)
-        places = Places()
         if self._places is None:
-            return Located(ids, places, {row: self._storage.get(row, names) for row, names in present.items()})
-        locate = self._places.locate
-        return Located(ids, places, {row: locate(row, names, places) for row, names in present.items()})
+            return Located(ids, Places(), {row: self._storage.get(row, names) for row, names in present.items()})
+        return Located(ids, *self._places.locate(present))
 
     async def read(self, group: GroupId) -> Fetched:
         """Every cell of every row of a group, lease or not: what a ledger keeps before the rows leave."""

@@ -26,6 +26,8 @@ from relax.bus.storage import freeze_rows, thaw_cells
 from relax.core.column import Column
 from relax.core.error import TransportError
 
+_NOWHERE: frozenset[int] = frozenset()
+
 
 @dataclass(slots=True)
 class Segment:
@@ -54,7 +56,7 @@ class SegmentStorage:
         self._segment_bytes = segment_bytes
         self._rows: dict[str, dict[str, Any]] = {}
         self._segments: dict[int, Segment] = {}
-        self._places: dict[str, set[int]] = {}
+        self._places: dict[str, frozenset[int]] = {}
         self._found: dict[tuple[str, str], tuple[int, Any]] = {}
         self._found_in: dict[tuple[int, int, str, str], Any] = {}
         self._foreign: dict[str, dict[str, tuple[int, int]]] = {}
@@ -212,7 +214,7 @@ class SegmentStorage:
     def _keep(self, row: str, number: int, cells: Mapping[str, Any]) -> None:
         self._rows.setdefault(row, {}).update(cells)
         if cells:
-            self._places.setdefault(row, set()).add(number)
+            self._places[row] = self._places.get(row, _NOWHERE) | {number}
             self._segments[number].rows.add(row)
 
 

@@ -88,26 +88,36 @@ class SharedStorage(SegmentStorage):
         """Keep where the `fresh` rows of a put lie, of each the named columns; they were written in `batch` (segment and first byte)."""
         segment, begin = batch
         lies = dict(zip(puts.ids, zip(puts.layouts, puts.starts, strict=True), strict=True))
+        rows, places, here = self._rows, self._places, frozenset((segment,))
         for row, columns in fresh:
             text, start = lies[row]
-            self._keep(row, segment, dict.fromkeys(columns, Place(segment, layout_of(text), start, begin)))
+            cells = dict.fromkeys(columns, Place(segment, layout_of(text), start, begin))
+            if row in rows or not cells:
+                self._keep(row, segment, cells)
+            else:
+                rows[row], places[row] = cells, here
+                self._segments[segment].rows.add(row)
 
     def read(self, segment: int, text: str, start: int, column: str) -> Any:
         """A frozen cell at a place. Raises TransportError."""
         return self._maps.read(segment, text, start, (column,))[column]
 
-    def locate(self, row: str, columns: Sequence[str], into: Places) -> dict[str, Any]:
-        """Add to `into` where the named cells lie; returns those that lie nowhere. Raises TransportError when one is not here."""
-        cells = self._rows.get(row, {})
-        found = list(map(cells.get, columns))
-        first = found[0] if found else None
-        if type(first) is Place and len(set(map(id, found))) == 1:
-            _add(into, row, first, columns)
-            return {}
-        rest = [name for name, cell in zip(columns, found, strict=True) if type(cell) is not Place]
-        for place, names in by_place(cells, [name for name in columns if name not in rest]).values():
-            _add(into, row, place, names)
-        return super().get(row, rest) if rest or not columns else {}
+    def locate(self, rows: Mapping[str, Sequence[str]]) -> tuple[Places, dict[str, dict[str, Any]]]:
+        """Where the named cells of rows lie, and those that lie nowhere. Raises TransportError when one is not here."""
+        places, rest = Places(), dict[str, dict[str, Any]]()
+        for row, columns in rows.items():
+            cells = self._rows.get(row, {})
+            found = list(map(cells.get, columns))
+            first = found[0] if found else None
+            if type(first) is Place and len(set(map(id, found))) == 1:
+                _add(places, row, first, columns)
+                continue
+            others = [name for name, cell in zip(columns, found, strict=True) if type(cell) is not Place]
+            for place, names in by_place(cells, [name for name in columns if name not in others]).values():
+                _add(places, row, place, names)
+            if others or not columns:
+                rest[row] = super().get(row, others)
+        return places, rest
 
     def named(self) -> dict[str, dict[str, tuple[int, int]]]:
         foreign = {number for number, segment in self._segments.items() if segment.writer}
