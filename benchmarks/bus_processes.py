@@ -34,7 +34,7 @@ from relax.runtime.wire_client import WireClient
 
 CLIENTS = (1, 4, 16)
 BULK = ("regular", "ragged", "tensors")
-PORTIONS = {"regular": (0, 64, 8), "ragged": (0, 64, 8), "tensors": (0, 1)}
+PORTIONS = {"regular": (0, 256, 64), "ragged": (0, 256, 64), "tensors": (0, 1)}
 THROUGHPUT_AIM, LATENCY_AIM, MEMORY_AIM = 5.0, 0.25, 1.3
 PEER = "transferqueue"
 START_S = 120.0
@@ -178,7 +178,7 @@ async def measure(site: Site, peer: Peer | None, rounds: int, quick: bool) -> di
             for _ in range(rounds):
                 for load in loads:
                     moved["relax"].append(await site.move(load))
-                    if peer is not None and load.portion != 8:  # the more puts, the worse for it
+                    if peer is not None:
                         moved[PEER].append(await asyncio.to_thread(peer.move, load))
             figures[name] = {who: _best(found) for who, found in moved.items() if found}
             print(f"{name:20s} {figures[name]}", flush=True)
