@@ -39,8 +39,8 @@ THROUGHPUT_AIM, LATENCY_AIM, MEMORY_AIM = 5.0, 0.25, 1.3
 PEER = "transferqueue"
 START_S = 120.0
 ROWS_REASON = (
-    "a row passes through three processes on two cores: to write its 37 KB into new pages of a file and to checksum them takes some 7 us, and "
-    "there are 5 to 10 us of Python in each, most of all where rows, leases and events are kept one by one"
+    "a row passes through three processes on two cores: to write its 37 KB into new pages of a file and to checksum them takes some 7 us, "
+    "and there are 5 to 10 us of Python in each, most where rows and leases are kept one by one"
 )
 REASONS = {
     "regular": ROWS_REASON,
