@@ -40,6 +40,8 @@ _PREFIX = 8
 """Bytes of a message before its metadata: a marker and their size."""
 _VECTOR = 1000
 """Parts that are written with one call; the system takes 1,024 at most."""
+_RESERVED_BYTES = 1 << 20
+"""Room for a batch from this size on is found before it is written."""
 _JOINED_BYTES = 1 << 14
 """Smaller parts of a message are joined before they are written: a call of the system costs as much as copying this much."""
 
@@ -67,7 +69,7 @@ class SegmentWriter:
         try:
             self._file: BinaryIO = open_file(path)
             try:
-                _reserve(self._file.fileno(), size)
+                os.ftruncate(self._file.fileno(), size)
                 self._map = mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)
             except OSError:
                 self._file.close()
@@ -121,6 +123,8 @@ class SegmentWriter:
             if size < _JOINED_BYTES:
                 write_all(self._file, b"".join(parts))
             elif type(self._file) is FileIO:
+                if size >= _RESERVED_BYTES:
+                    _reserve(self._file.fileno(), self._end, size)
                 _write_vector(self._file, parts, size)
             else:
                 for part in _gathered(parts):
@@ -215,14 +219,13 @@ def _checked(column: TextColumn) -> tuple[bytes, bytes]:
     return column.data[: column.offsets_size], column.data[text : text + column.text_size]
 
 
-def _reserve(file: int, size: int) -> None:
-    """Give an empty file its size. With the room of its pages found beforehand, writing them costs a quarter less."""
+def _reserve(file: int, start: int, size: int) -> None:
+    """Find the room for what is written next. Where the system can, writing it then costs a quarter less."""
     try:
-        os.posix_fallocate(file, 0, size)
+        os.posix_fallocate(file, start, size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
-        os.ftruncate(file, size)
 
 
 def _write_vector(file: FileIO, parts: list[Any], size: int) -> None:

@@ -240,27 +240,6 @@ def test_a_full_disk_is_one_error_and_what_it_left_is_written_over(tmp_path: Pat
     assert equal(list(read_segment(tmp_path / "a")), flat(expected))
 
 
-def test_a_disk_without_room_for_a_segment_is_the_same_error_and_one_that_cannot_reserve_it_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(file: int, start: int, size: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    number = errno.ENOSPC
-    with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
-        SegmentWriter(tmp_path / "a")
-    gc.collect()
-    for number in (errno.EOPNOTSUPP, errno.EINVAL):
-        write(tmp_path / f"{number}", PUTS)
-        assert equal(list(read_segment(tmp_path / f"{number}")), flat(PUTS))
-
-
-def test_a_disk_that_takes_no_new_file_is_the_same_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
-        SegmentWriter(tmp_path / "a", Disk(0).open)
-
-
 @pytest.mark.parametrize("name", ["a\tb", "a\nb"])
 def test_rule_tq1_a_column_whose_name_no_layout_can_hold_is_refused_and_nothing_is_written(
     tmp_path: Path, name: str
@@ -359,6 +338,35 @@ def test_a_large_batch_that_a_full_disk_refuses_is_one_error_and_is_written_over
         writer.put(rows)
     writer.close()
     assert equal(list(read_segment(path)), flat([PUTS[0], PUTS[1], LARGE]))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_large_batch_without_room_is_one_error_and_a_disk_that_cannot_find_room_beforehand_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: int, start: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "a"
+    writer = SegmentWriter(path, size=1 << 24)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    writer.put(PUTS[0])
+    if number == errno.ENOSPC:
+        with pytest.raises(UserError, match=f"cannot write the journal in {tmp_path}: .*No space left"):
+            writer.put(LARGE)
+        monkeypatch.undo()
+    writer.put(LARGE)
+    writer.put(PUTS[1])
+    writer.close()
+    assert equal(list(read_segment(path)), flat([PUTS[0], LARGE, PUTS[1]]))
+
+
+def test_a_segment_takes_no_more_of_the_disk_than_was_written_to_it(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path / "a", size=1 << 24)
+    for rows in (PUTS[0], LARGE):
+        writer.put(rows)
+        assert (tmp_path / "a").stat().st_blocks * 512 <= writer.end + (1 << 16)
+    writer.close()
 
 
 @given(
