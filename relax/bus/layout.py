@@ -7,6 +7,7 @@ worked out once and is one object in a process; where a row begins is all that d
 import mmap
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
+from sys import intern
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ class Layout:
     """`text` has a line of column, kind and shape for each cell, as `payload` means them; every cell begins at a multiple of 8 bytes.
 
     `sizes` are the bytes of each cell in the accounts of TQ5, `num_bytes` those of the whole row as it is written, `form` is the text
-    without the sizes of arrays.
+    without the sizes of arrays; `padding` is what follows each cell, empty if nothing ever does.
     """
 
     __slots__ = ("_arrays", "_others", "form", "has_empty", "num_bytes", "padding", "sizes", "text")
@@ -51,9 +52,9 @@ class Layout:
         """Raises ValueError or TypeError for a text that no writer makes."""
         self.text = text
         self.sizes: dict[str, int] = {}
-        self.padding: list[bytes] = []
-        self._arrays: list[LaidArray] = []
-        self._others: list[tuple[str, str, str, int]] = []
+        padding: list[bytes] = []
+        arrays: list[LaidArray] = []
+        others: list[tuple[str, str, str, int]] = []
         form, begin = [], 0
         for line in text.split("\n") if text else ():
             name, kind, shape = line.split("\t")
@@ -61,19 +62,20 @@ class Layout:
             if dtype is None:
                 size = int(shape)
                 self.sizes[name] = _ACCOUNTED.get(kind, size)
-                self._others.append((name, kind, shape, begin))
+                others.append((name, kind, shape, begin))
             else:
                 sizes, count = sizes_of(shape)
                 size = self.sizes[name] = count * dtype.itemsize
                 end = begin + size if size < MAPPED_BYTES else _VIEW
-                self._arrays.append(LaidArray(name, sizes, dtype, begin, end))
+                arrays.append(LaidArray(name, sizes, dtype, begin, end))
                 form.append(f"{name}\t{kind}\t{len(sizes)}")
-            padding = _PADDING[-size % _ALIGNMENT]
-            self.padding.append(padding)
-            begin += size + len(padding)
+            padding.append(_PADDING[-size % _ALIGNMENT])
+            begin += size + len(padding[-1])
         self.num_bytes = begin
         self.has_empty = 0 in self.sizes.values()
-        self.form = "\n".join(form)
+        self.padding = tuple(padding) if any(padding) else ()
+        self._arrays, self._others = tuple(arrays), tuple(others)
+        self.form = intern("\n".join(form))
 
     @property
     def has_arrays_only(self) -> bool:
@@ -139,7 +141,7 @@ def lay(cells: Mapping[str, Any]) -> tuple[Layout, list[Any]]:
         encoded = [(name, *encode(value)) for name, value in cells.items()]
         layout = layout_of(_text([cell[:3] for cell in encoded]))
         payloads = [payload for _, _, _, payload in encoded]
-    if any(layout.padding):
+    if layout.padding:
         payloads = [part for pair in zip(payloads, layout.padding, strict=True) for part in pair if part is not _NONE]
     return layout, payloads
 
