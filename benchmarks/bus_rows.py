@@ -79,8 +79,7 @@ def anonymous_bytes(process: int | str = "self") -> int:
 
 
 def touch(cell: Any) -> int:
-    """The bytes of an array, all of them in memory afterwards."""
-    flat = cell.reshape(-1).view(np.uint8)
-    if flat.size:
-        flat[:: 1 << 12].max(), flat[-1]
-    return int(cell.nbytes)
+    """The bytes of an array, all of them in memory afterwards. With as little Python as can be: it counts on both sides alike."""
+    flat = np.frombuffer(cell, np.uint8) if cell.nbytes else cell
+    flat[:: 1 << 12].tobytes(), flat[-1:].tobytes()
+    return flat.nbytes

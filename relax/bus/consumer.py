@@ -7,6 +7,7 @@ whatever is available may be handed out. Every update costs the rows it touches,
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, overload
 
 from relax.bus.row import Subscription
@@ -47,6 +48,10 @@ class ReadyList(Sequence[Candidate]):
 
     def add(self, unit: str, number: int) -> None:
         """Insert at the place of `number`: the end for a new unit, its old place for one that came back."""
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._candidates.append(Candidate(unit, number))
+            return
         place = bisect_left(self._numbers, number)
         self._numbers.insert(place, number)
         self._candidates.insert(place, Candidate(unit, number))
@@ -93,9 +98,16 @@ class Consumer:
     def _see_rows(self, tree: Tree, rows: list[Node]) -> bool:
         """Note which rows became complete; a group is looked at even without any, for a row's absence may complete it."""
         before = self._last_number
+        alike: tuple[object, object] = None, None
+        is_complete = False
         for node in rows:
-            if self.name not in node.complete_for and self._is_complete(node):
-                node.complete_for.add(self.name)
+            if self.name in node.complete_for:
+                continue
+            if node.cells is not alike[0] or node.parent is not alike[1]:
+                alike = node.cells, node.parent
+                is_complete = self._is_complete(node)
+            if is_complete:
+                node.complete_for = _joined(node.complete_for, self.name)
                 if self.by_group:
                     tree.complete[self.name] = tree.complete.get(self.name, 0) + 1
                 else:
@@ -200,3 +212,9 @@ class Consumer:
         for unit, number in state["ready"]:
             consumer.ready.add(unit, number)
         return consumer
+
+
+@lru_cache(maxsize=1024)
+def _joined(names: frozenset[str], name: str) -> frozenset[str]:
+    """The names and one more: rows that are alike share one set."""
+    return names | {name}

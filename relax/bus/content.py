@@ -4,15 +4,17 @@ Owned by `TransferQueue`. It reads columns, index and storage and changes none o
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from relax.bus.cell import digest, freeze, num_bytes
 from relax.bus.index import BusIndex
+from relax.bus.layout import layout_of
 from relax.bus.row import Fetched, PlacedPuts, Receipt
 from relax.bus.storage import FrozenRows, PlaceStorage
 from relax.bus.write import FIRST, OTHER, CellNote, RowWrite, WritePlan, check_columns, first_note
 from relax.core.column import Column
-from relax.core.error import InvariantError
+from relax.core.error import InvariantError, TransportError
 from relax.core.id import GroupId, RowId, Table, parent_of, table_of
 from relax.core.protocol import Storage
 
@@ -43,11 +45,13 @@ class Contents:
     def placed_writes(self, storage: PlaceStorage, segment: int, puts: PlacedPuts) -> list[RowWrite]:
         """What the index needs to know of cells in a segment. Raises TransportError for a place that is wrong."""
         writes: list[RowWrite] = []
-        for row, sizes, text, children in zip(puts.ids, puts.sizes, puts.texts, puts.children, strict=True):
-            notes = {name: first_note(size) for name, size in sizes.items()}
-            for name in notes.keys() & self._index.columns_of(row):
-                if not self._is_same(row, name, storage.read(segment, text, name)):
-                    notes[name] = CellNote(OTHER, sizes[name])
+        for row, text, start, children in zip(puts.ids, puts.layouts, puts.starts, puts.children, strict=True):
+            notes = _first_notes(text)
+            known = self._index.columns_of(row)
+            if known and not notes.keys().isdisjoint(known):
+                others = [name for name in notes if name in known]
+                others = [n for n in others if not self._is_same(row, n, storage.read(segment, text, start, n))]
+                notes = notes | {name: CellNote(OTHER, notes[name].num_bytes) for name in others}
             writes.append(RowWrite(row, notes, children))
         return writes
 
@@ -96,6 +100,16 @@ class Contents:
 
     def _is_same(self, row: RowId, name: str, value: Any) -> bool:
         return digest(freeze(self._columns[name], self._storage.get(row, (name,))[name])) == digest(value)
+
+
+@lru_cache(maxsize=1 << 12)
+def _first_notes(text: str) -> dict[str, CellNote]:
+    """Notes of cells in a layout that are the first in their places; rows share them, nobody changes them."""
+    try:
+        layout = layout_of(text)
+    except (ValueError, TypeError) as error:
+        raise TransportError(f"{text!r:.200} is no layout of a row: {error}") from error
+    return {name: first_note(size) for name, size in layout.sizes.items()}
 
 
 def fresh_rows(plan: WritePlan, cells: Mapping[RowId, dict[str, Any]]) -> FrozenRows:

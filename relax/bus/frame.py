@@ -26,6 +26,11 @@ class TextColumn(NamedTuple):
     offsets_size: int
     text_size: int
 
+    @property
+    def text_start(self) -> int:
+        """Where the text begins in `data`."""
+        return self.offsets_size + 7 & ~7
+
 
 def text_column(texts: Sequence[str]) -> TextColumn:
     """The buffers of a column of type string without nulls."""
@@ -66,7 +71,7 @@ class BatchFrame:
         places: list[int] = []
         start = 0
         for column in columns:
-            text = start + (column.offsets_size + 7 & ~7)
+            text = start + column.text_start
             places += (start, 0, start, column.offsets_size, text, column.text_size)
             start += len(column.data)
         offsets_size = 8 * (num_lines + 1)

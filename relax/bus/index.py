@@ -12,7 +12,7 @@ from relax.bus.consumer import Consumer, ReadyList
 from relax.bus.lease import ACKED, Lease
 from relax.bus.row import AckedError, BusStatus, ConsumerStatus, Receipt, Subscription
 from relax.bus.state import BusState, Change
-from relax.bus.write import CellNote, RowWrite, WritePlan, check_columns, plan_write
+from relax.bus.write import CellNote, RowWrite, WritePlan, check_columns, plan_write, rows_to_json
 from relax.core.column import Column, Scope
 from relax.core.error import InvariantError, LateError, UserError
 from relax.core.event import Event, Log
@@ -111,7 +111,7 @@ class BusIndex:
             raise InvariantError(
                 "TQ5", f"no space for group {group!r} ({rows} rows, {num_bytes} bytes); wait for it first"
             )
-        data = {"group": group, "children": children, "reserved": [rows, num_bytes], "cells": _notes(cells)}
+        data = {"group": group, "children": children, "reserved": [rows, num_bytes], "cells": dict(cells)}
         return self._commit("bus/admit", data)
 
     # --- rows ------------------------------------------------------------------------------------------------------
@@ -138,14 +138,14 @@ class BusIndex:
         """
         held = self._held(lease, "put", len(plan.fresh))
         rows = [
-            {"id": write.id, "cells": _notes(write.cells), "children": write.children}
+            write
             for write in plan.fresh
             if write.cells or write.children is not None or write.id not in self._state.trees[group_of(write.id)].nodes
         ]
         data = {
             "lease": lease,
             "deadline": self._deadline(held, now),
-            "rows": rows,
+            "rows": rows_to_json(rows),
             "late": list(plan.late),
             "superseded": list(plan.superseded),
         }
@@ -381,7 +381,3 @@ class BusIndex:
                 raise InvariantError("TQ10", f"{where} has step scope: it exists only after a take; do not wait for it")
         if subscription.lease_s <= 0:
             raise InvariantError("TQ2", f"consumer {subscription.consumer!r}: lease_s must be > 0")
-
-
-def _notes(cells: Mapping[str, CellNote]) -> dict[str, Json]:
-    return dict(cells)  # a note is a tuple, which JSON writes as a list

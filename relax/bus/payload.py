@@ -1,6 +1,7 @@
-"""Cells as bytes: kind, shape and payload, as a segment's lines say them (see `SCHEMA`).
+"""Cells as bytes: kind, shape and payload.
 
-Used by segments and by places. What was encoded decodes exactly: type, dtype, shape and bits (TQ6).
+`kind` is a numpy dtype for an array, `scalar:` and a dtype for a numpy scalar, or a Python type's name; `shape` is an array's shape,
+or the number of bytes of anything else. Used by layouts. What was encoded decodes exactly: type, dtype, shape and bits (TQ6).
 """
 
 import math
@@ -13,14 +14,16 @@ import numpy as np
 
 from relax.bus.cell import JsonText
 
+_SCALAR = "scalar:"
 
-def encode(value: Any) -> tuple[str, str, Any, int]:
-    """Kind, shape, what is written as it is, and its size in bytes."""
+
+def encode(value: Any) -> tuple[str, str, Any]:
+    """Kind, shape, and what is written as it is."""
     if type(value) is np.ndarray:
         payload = (value if value.flags.c_contiguous else np.ascontiguousarray(value)) if value.size else b""
-        return _dtype_text(value.dtype), _shape_text(value.shape), payload, value.nbytes
+        return kind_of(value.dtype), shape_of(value.shape), payload
     if isinstance(value, np.generic):
-        kind, payload = f"scalar:{_dtype_text(value.dtype)}", value.tobytes()
+        kind, payload = f"{_SCALAR}{kind_of(value.dtype)}", value.tobytes()
     elif type(value) is JsonText:
         kind, payload = "json", value.text
     elif type(value) is str:
@@ -29,17 +32,23 @@ def encode(value: Any) -> tuple[str, str, Any, int]:
         kind, payload = "bytes", value
     else:
         kind, payload = type(value).__name__, repr(value).encode()
-    return kind, str(len(payload)), payload, len(payload)
+    return kind, str(len(payload)), payload
 
 
 @cache
-def _dtype_text(dtype: Any) -> str:
+def kind_of(dtype: Any) -> str:
+    """The kind of an array of a dtype."""
     return str(dtype.str)
 
 
 @lru_cache(maxsize=1 << 12)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return ",".join(map(str, shape))
+def shape_of(sizes: tuple[int, ...]) -> str:
+    """The shape of an array as text."""
+    return ",".join(map(str, sizes))
+
+
+def is_array(kind: str) -> bool:
+    return kind not in _SIMPLE and not kind.startswith(_SCALAR)
 
 
 def decode(mapped: mmap.mmap, kind: str, shape: str, offset: int) -> Any:
@@ -50,23 +59,25 @@ def decode(mapped: mmap.mmap, kind: str, shape: str, offset: int) -> Any:
         if len(data) != int(shape):
             raise ValueError(f"{shape} bytes at {offset} go beyond a segment of {len(mapped)}")
         return simple(data)
-    if kind.startswith("scalar:"):
-        dtype = _dtype(kind.removeprefix("scalar:"))
+    if kind.startswith(_SCALAR):
+        dtype = dtype_of(kind.removeprefix(_SCALAR))
         return np.frombuffer(mapped[offset : offset + dtype.itemsize], dtype)[0]
-    sizes, count = _sizes(shape)
-    array = np.frombuffer(mapped, _dtype(kind), count, offset) if count else np.empty(0, kind)
+    sizes, count = sizes_of(shape)
+    array = np.frombuffer(mapped, dtype_of(kind), count, offset) if count else np.empty(0, kind)
     array = array.reshape(sizes)
     array.flags.writeable = False
     return array
 
 
 @cache
-def _dtype(text: str) -> np.dtype[Any]:
+def dtype_of(text: str) -> np.dtype[Any]:
+    """The dtype of an array's kind. Raises TypeError."""
     return np.dtype(text)
 
 
 @lru_cache(maxsize=1 << 12)
-def _sizes(shape: str) -> tuple[tuple[int, ...], int]:
+def sizes_of(shape: str) -> tuple[tuple[int, ...], int]:
+    """The sizes in an array's shape, and their product."""
     sizes = tuple(int(size) for size in shape.split(",") if size)
     return sizes, math.prod(sizes)
 

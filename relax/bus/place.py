@@ -1,7 +1,7 @@
-"""Places: where cells lie in segments, as short texts that travel instead of the cells (TQ8).
+"""Places: where the cells of rows lie in segments; what travels instead of the cells (TQ8).
 
-A writer makes the text of a row when it has appended its cells; the process with the index keeps it unread and hands it out;
-readers map the segment and take views. Used by `RemoteQueue` and `SharedStorage`.
+A writer says where a row lies when it has appended its cells; the process with the index keeps the place and hands it out; readers
+map the segment and take views. Used by `RemoteQueue` and `SharedStorage`.
 """
 
 import mmap
@@ -10,34 +10,25 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from relax.bus.cell import thaw
-from relax.bus.payload import decode
-from relax.bus.segment import MAPPED_BYTES, map_segment, segment_path
+from relax.bus.layout import Layout, layout_of
+from relax.bus.row import Places
+from relax.bus.segment import map_segment, segment_path
 from relax.core.error import TransportError
+from relax.core.id import RowId
 
 MAPS = 16
 """Segments that a reader has mapped at once. A map holds the pages of a segment also after its file was deleted."""
 
-_CELLS = "\n"
-
 
 class Place(NamedTuple):
-    """Cells of one row in one segment: a line of column, kind, shape and offset for each. `batch` is where their batch begins."""
+    """The cells of a row that one put wrote: in which segment, how they lie, and at which byte they begin. `batch` is where their batch
+    begins."""
 
     segment: int
-    text: str
+    layout: Layout
+    start: int
     batch: int = 0
-
-    @property
-    def num_cells(self) -> int:
-        return self.text.count(_CELLS) + 1
-
-
-def place_text(cells: Iterable[tuple[str, str, str, int]]) -> str:
-    """The text of column, kind, shape and offset of the cells of a row."""
-    return _CELLS.join([f"{name}\t{kind}\t{shape}\t{offset}" for name, kind, shape, offset in cells])
 
 
 class SegmentMaps:
@@ -51,31 +42,44 @@ class SegmentMaps:
     def __len__(self) -> int:
         return len(self._maps)
 
-    def read(self, segment: int, text: str, columns: Collection[str] = ()) -> dict[str, Any]:
-        """What a reader gets for the cells at a place, of `columns` if any are named.
+    def fetch(self, places: Places, cells: dict[RowId, dict[str, Any]]) -> None:
+        """Add to `cells` what a reader gets for the cells at places. Large arrays are views of the file, readable for as long as somebody
+        holds them. Raises SegmentGoneError when a file is not there, TransportError for a place that is wrong."""
+        known, mapped = -1, None
+        items = zip(places.rows, places.segments, places.layouts, places.starts, places.columns, strict=True)
+        for row, segment, text, start, columns in items:
+            if segment != known or mapped is None:
+                known, mapped = segment, self._mapped(segment)
+            try:
+                layout = layout_of(text)
+                read = layout.read(mapped, start, columns or ())
+            except (ValueError, TypeError) as error:
+                raise self._wrong(segment, text, start, error) from error
+            if not layout.has_arrays_only:
+                read = {name: thaw(cell) for name, cell in read.items()}
+            if cells.get(row):
+                cells[row] = {**cells[row], **read}
+            else:
+                cells[row] = read
 
-        Large arrays are views of the file, readable for as long as somebody holds them. Raises SegmentGoneError when the file is not
-        there, TransportError for a place that is wrong.
+    def read(self, segment: int, text: str, start: int, columns: Collection[str] = ()) -> dict[str, Any]:
+        """The cells of a row that begins at byte `start`, of `columns` if any are named, as a storage keeps them: JSON as its text.
+
+        `text` is their layout's. Raises as `fetch`.
         """
-        return {name: thaw(cell) for name, cell in self.read_frozen(segment, text, columns).items()}
-
-    def read_frozen(self, segment: int, text: str, columns: Collection[str] = ()) -> dict[str, Any]:
-        """The same, as a storage keeps it: JSON as its text."""
         mapped = self._mapped(segment)
-        cells: dict[str, Any] = {}
         try:
-            for line in text.split(_CELLS):
-                name, kind, shape, offset = line.split("\t")
-                if not columns or name in columns:
-                    cells[name] = _unpinned(decode(mapped, kind, shape, int(offset)))
+            return layout_of(text).read(mapped, start, columns)
         except (ValueError, TypeError) as error:
-            path = segment_path(self._directory, segment)
-            raise TransportError(f"{path} does not hold the cells {text!r:.200}: {error}") from error
-        return cells
+            raise self._wrong(segment, text, start, error) from error
 
     def forget(self, segment: int) -> None:
         """The segment was deleted, or will never be read again."""
         self._maps.pop(segment, None)
+
+    def _wrong(self, segment: int, text: str, start: int, error: Exception) -> TransportError:
+        path = segment_path(self._directory, segment)
+        return TransportError(f"{path} does not hold the cells {text!r:.200} at byte {start}: {error}")
 
     def _mapped(self, segment: int) -> mmap.mmap:
         mapped = self._maps.get(segment)
@@ -99,14 +103,6 @@ class SegmentMaps:
 
 class SegmentGoneError(TransportError):
     """The file of a segment is not there (any more)."""
-
-
-def _unpinned(cell: Any) -> Any:
-    """A small array as a copy, so that whoever keeps it does not keep a whole segment in memory."""
-    if type(cell) is np.ndarray and cell.nbytes < MAPPED_BYTES:
-        cell = cell.copy()
-        cell.flags.writeable = False
-    return cell
 
 
 def by_place(cells: Mapping[str, Any], columns: Iterable[str]) -> dict[int, tuple[Place, list[str]]]:

@@ -144,11 +144,9 @@ class TransferQueue:
     async def locate(self, receipt: Receipt, columns: Sequence[str] | None = None) -> Located:
         """As `fetch`, with places instead of those cells that lie in segments: what a reader in another process maps (TQ8)."""
         ids, present = self._contents.wanted(receipt, columns)
-        places = Places()
         if self._places is None:
-            return Located(ids, places, {row: self._storage.get(row, names) for row, names in present.items()})
-        locate = self._places.locate
-        return Located(ids, places, {row: locate(row, names, places) for row, names in present.items()})
+            return Located(ids, Places(), {row: self._storage.get(row, names) for row, names in present.items()})
+        return Located(ids, *self._places.locate(present))
 
     async def read(self, group: GroupId, columns: Collection[str] | None = None) -> Fetched:
         """Every row of a group with all its cells, or those of `columns`; lease or not: what a ledger keeps before the rows leave."""
@@ -196,9 +194,7 @@ class TransferQueue:
             self._index.check_held(lease, len(puts.ids))  # of a lease that was acked, there is nothing to write anew
             return None
         plan = self._index.plan(lease, self._contents.placed_writes(self._shared, segment, puts))
-        texts = dict(zip(puts.ids, puts.texts, strict=True))
-        for write in plan.fresh:
-            self._shared.place(write.id, (batch[0], batch[1]), texts[write.id], write.cells)
+        self._shared.place(puts, (batch[0], batch[1]), [(write.id, write.cells) for write in plan.fresh])
         self._follow(self._index.commit(lease, plan, self._clock.time(), (batch[0], batch[1]), is_last))
         return PutReport(plan.late, plan.superseded)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
-from relax.bus.cell import check, num_bytes
-from relax.bus.place import SegmentGoneError, SegmentMaps, place_text
+from relax.bus.layout import PackedRows
+from relax.bus.pack import Packer
+from relax.bus.place import SegmentGoneError, SegmentMaps
 from relax.bus.row import AckedError, Fetched, Located, PlacedPuts, PutReport, Receipt, RowPut
 from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, needed_bytes, segment_path
-from relax.bus.write import check_columns
 from relax.core.column import Column
 from relax.core.error import LateError, TransportError
 from relax.core.id import RowId
@@ -93,7 +93,7 @@ class RemoteQueue:
         """`writer` names this process among those that write segments; one that takes its place has the same name. By default it is a
         name that no other has; then the controller keeps this process's last segment for as long as it lives itself."""
         self._access = access
-        self._columns = columns
+        self._packer = Packer(columns)
         self._directory = directory
         self._writer = writer or f"process {os.getpid()} {os.urandom(4).hex()}"
         self._segment_bytes = segment_bytes
@@ -192,20 +192,16 @@ class RemoteQueue:
         return await self._finish(lease, self._put(puts, lease, is_last)) or PutReport()
 
     async def _put(self, puts: Sequence[RowPut], lease: str, is_last: bool) -> PutReport:
-        rows = {put.id: self._checked(put) for put in puts}
+        packed = self._packer.pack(puts)
         if self._directory is None:
             return await self._under(lease, lambda: self._access.put(puts, lease, is_last))
         if lease in self._lost:
             raise _late(lease)
-        written = {row: cells for row, cells in rows.items() if cells}
-        sizes = {row: {name: num_bytes(value) for name, value in cells.items()} for row, cells in rows.items()}
-        ids, children = [put.id for put in puts], [put.children for put in puts]
+        layouts, children = [layout.text for layout in packed.layouts], [put.children for put in puts]
         for _ in range(_TRIES):
-            own = await self._segment(self._directory, sizes)
+            own = await self._segment(self._directory, packed)
             batch = (own.number, own.file.end)
-            stored = own.file.place(written) if written else {}
-            texts = [place_text(stored.get(row, ())) for row in ids]
-            placed = PlacedPuts(ids, [sizes[row] for row in ids], texts, children)
+            placed = PlacedPuts(packed.ids, layouts, own.file.append(packed), children)
             report = await self._commit(placed, lease, batch, is_last)
             if report is not None:
                 return report
@@ -276,24 +272,19 @@ class RemoteQueue:
         self._forget(lease)
         return result
 
-    def _checked(self, put: RowPut) -> dict[str, Any]:
-        check_columns(self._columns, put.id, put.cells)
-        return {name: check(self._columns[name], value) for name, value in put.cells.items()}
-
-    async def _segment(self, directory: Path, sizes: Mapping[RowId, Mapping[str, int]]) -> _Own:
-        """The segment to write, a new one if these cells have no room in it. What follows without an await finds the room."""
-        size = sum([sum(cells.values()) for cells in sizes.values()])
-        num_cells = sum(map(len, sizes.values()))
-        if self._own is not None and self._own.file.fits(size, num_cells):
+    async def _segment(self, directory: Path, packed: PackedRows) -> _Own:
+        """The segment to write, a new one if these rows have no room in it. What follows without an await finds the room."""
+        size, num_items = packed.num_bytes, packed.num_items
+        if self._own is not None and self._own.file.fits(size, num_items):
             return self._own
         async with self._opening:
             own = self._own
-            if own is not None and own.file.fits(size, num_cells):
+            if own is not None and own.file.fits(size, num_items):
                 return own
             number = await self._access.open_segment(self._writer)
             if own is not None:
                 self._leave(own)
-            length = max(self._segment_bytes, 2 * needed_bytes(size, num_cells))
+            length = max(self._segment_bytes, 2 * needed_bytes(size, num_items))
             self._own = own = _Own(
                 number, SegmentWriter(segment_path(directory, number), _open_new, length, self._writer)
             )
@@ -321,11 +312,8 @@ class RemoteQueue:
 
 
 def _read(maps: SegmentMaps, located: Located) -> Fetched:
-    cells: dict[RowId, Mapping[str, Any]] = dict(located.cells)
-    places = located.places
-    for row, segment, text, columns in zip(places.rows, places.segments, places.texts, places.columns, strict=True):
-        read = maps.read(segment, text, columns)
-        cells[row] = {**cells[row], **read} if cells[row] else read
+    cells = {row: dict(known) for row, known in located.cells.items()}
+    maps.fetch(located.places, cells)
     return Fetched(located.ids, cells)
 
 

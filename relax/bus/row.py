@@ -48,12 +48,12 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPuts:
-    """`RowPut`s whose cells are in a segment already. One item per row: its id, the bytes of each cell as TQ5 counts them, where they
-    lie, and its children. Lists of plain values, for thousands of them go in one call."""
+    """`RowPut`s whose cells are in a segment already. One item per row: its id, the text of its `Layout`, the byte at which its cells
+    begin, and its children. Lists of plain values, for thousands of them go in one call."""
 
     ids: list[RowId]
-    sizes: list[dict[str, int]]
-    texts: list[str]
+    layouts: list[str]
+    starts: list[int]
     children: list[int | None]
 
 
@@ -113,12 +113,14 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where cells lie, one item per place: the row, the segment, and which `columns` of those at the place, all with []."""
+    """Where cells lie, one item per place: the row, the segment, the text of a `Layout`, the byte at which it begins, and which `columns`
+    of those at the place, all with None."""
 
     rows: list[RowId] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    columns: list[list[str]] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    columns: list[list[str] | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

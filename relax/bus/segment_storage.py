@@ -12,20 +12,21 @@ from typing import Any
 
 from relax.bus.cell import num_bytes
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
-from relax.bus.payload import decode
 from relax.bus.segment import (
     SEGMENT_BYTES,
     SegmentWriter,
-    StoredCell,
+    StoredRow,
     map_segment,
     needed_bytes,
     segment_path,
-    stored_cells,
+    stored_rows,
     writer_of,
 )
 from relax.bus.storage import freeze_rows, thaw_cells
 from relax.core.column import Column
 from relax.core.error import TransportError
+
+_NOWHERE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class SegmentStorage:
         self._segment_bytes = segment_bytes
         self._rows: dict[str, dict[str, Any]] = {}
         self._segments: dict[int, Segment] = {}
-        self._places: dict[str, set[int]] = {}
+        self._places: dict[str, frozenset[int]] = {}
         self._found: dict[tuple[str, str], tuple[int, Any]] = {}
         self._found_in: dict[tuple[int, int, str, str], Any] = {}
         self._foreign: dict[str, dict[str, tuple[int, int]]] = {}
@@ -169,16 +170,16 @@ class SegmentStorage:
             return
         mapped = map_segment(segment.path)
         segment.writer = writer_of(mapped)
-        for cell in stored_cells(mapped):
-            value = self._scanned(number, mapped, cell)
-            if segment.writer:
-                self._found_in[number, cell.batch, cell.row, cell.column] = value
-            else:
-                self._found[cell.row, cell.column] = number, value
+        for row in stored_rows(mapped):
+            for name, value in self._scanned(number, mapped, row).items():
+                if segment.writer:
+                    self._found_in[number, row.batch, row.row, name] = value
+                else:
+                    self._found[row.row, name] = number, value
 
-    def _scanned(self, number: int, mapped: mmap.mmap, cell: StoredCell) -> Any:
-        """What to keep of a cell that an earlier process wrote."""
-        return decode(mapped, cell.kind, cell.shape, cell.offset)
+    def _scanned(self, number: int, mapped: mmap.mmap, row: StoredRow) -> dict[str, Any]:
+        """What to keep of the cells of a row that an earlier process wrote."""
+        return row.layout.read(mapped, row.start)
 
     def adopt(self, row: str, column: str, batch: Sequence[int] | None = None) -> None:
         """Keep a cell of an earlier process: as it was written last or, of a process without the index, the one in the `batch` (segment and
@@ -213,7 +214,7 @@ class SegmentStorage:
     def _keep(self, row: str, number: int, cells: Mapping[str, Any]) -> None:
         self._rows.setdefault(row, {}).update(cells)
         if cells:
-            self._places.setdefault(row, set()).add(number)
+            self._places[row] = self._places.get(row, _NOWHERE) | {number}
             self._segments[number].rows.add(row)
 
 

@@ -5,21 +5,16 @@ this keeps the place, unread, and hands it out. What this process itself puts is
 """
 
 import mmap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax.bus.cell import num_bytes
+from relax.bus.cell import thaw
 from relax.bus.event_file import OpenFile, cannot_write, open_unbuffered
-from relax.bus.place import Place, SegmentMaps, by_place, place_text
-from relax.bus.row import Places
-from relax.bus.segment import (
-    MAPPED_BYTES,
-    SEGMENT_BYTES,
-    SegmentWriter,
-    StoredCell,
-    segment_path,
-)
+from relax.bus.layout import MAPPED_BYTES, layout_of, pack
+from relax.bus.place import Place, SegmentMaps, by_place
+from relax.bus.row import PlacedPuts, Places
+from relax.bus.segment import SEGMENT_BYTES, SegmentWriter, StoredRow, segment_path
 from relax.bus.segment_storage import Segment, SegmentStorage
 from relax.core.column import Column
 
@@ -48,16 +43,18 @@ class SharedStorage(SegmentStorage):
             return super().get(row, columns)
         read: dict[str, Any] = {}
         for place, names in placed.values():
-            read |= self._maps.read(place.segment, place.text, names)
+            frozen = self._maps.read(place.segment, place.layout.text, place.start, names)
+            read |= {name: thaw(cell) for name, cell in frozen.items()}
         kept = super().get(row, [name for name in columns if name not in read])
         return {name: read[name] if name in read else kept[name] for name in columns}
 
     def _write(self, writer: SegmentWriter, rows: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         kept = {row: dict(cells) for row, cells in rows.items()}
-        for row, stored in writer.place(rows).items():
-            large = [cell for cell in stored if num_bytes(kept[row][cell[0]]) >= MAPPED_BYTES]
+        packed = pack(rows)
+        for cells, layout, start in zip(kept.values(), packed.layouts, writer.append(packed), strict=True):
+            large = [name for name, size in layout.sizes.items() if size >= MAPPED_BYTES]
             if large:
-                kept[row] |= dict.fromkeys([cell[0] for cell in large], Place(self._number, place_text(large)))
+                cells |= dict.fromkeys(large, Place(self._number, layout, start))
         return kept
 
     # --- segments of other processes ---
@@ -87,33 +84,40 @@ class SharedStorage(SegmentStorage):
         segment = self._segments.get(number)
         return segment is not None and segment.writer == writer
 
-    def place(self, row: str, batch: tuple[int, int], text: str, columns: Collection[str]) -> None:
-        """Keep where cells of a row lie; they were written in `batch` (segment and first byte)."""
-        self._keep(row, batch[0], dict.fromkeys(columns, Place(batch[0], text, batch[1])))
-
-    def read(self, segment: int, text: str, column: str) -> Any:
-        """A frozen cell at a place. Raises TransportError."""
-        return self._maps.read_frozen(segment, text, (column,))[column]
-
-    def locate(self, row: str, columns: Sequence[str], into: Places) -> dict[str, Any]:
-        """Add to `into` where the named cells lie; returns those that lie nowhere. Raises TransportError when one is not here."""
-        cells = self._rows.get(row, {})
-        rest: list[str] = []
-        placed: dict[int, tuple[Place, list[str]]] = {}
-        for name in columns:
-            place = cells.get(name)
-            if type(place) is not Place:
-                rest.append(name)
-            elif id(place) in placed:
-                placed[id(place)][1].append(name)
+    def place(self, puts: PlacedPuts, batch: tuple[int, int], fresh: Iterable[tuple[str, Collection[str]]]) -> None:
+        """Keep where the `fresh` rows of a put lie, of each the named columns; they were written in `batch` (segment and first byte)."""
+        segment, begin = batch
+        lies = dict(zip(puts.ids, zip(puts.layouts, puts.starts, strict=True), strict=True))
+        rows, places, here = self._rows, self._places, frozenset((segment,))
+        for row, columns in fresh:
+            text, start = lies[row]
+            cells = dict.fromkeys(columns, Place(segment, layout_of(text), start, begin))
+            if row in rows or not cells:
+                self._keep(row, segment, cells)
             else:
-                placed[id(place)] = place, [name]
-        for place, names in placed.values():
-            into.rows.append(row)
-            into.segments.append(place.segment)
-            into.texts.append(place.text)
-            into.columns.append([] if len(names) == place.num_cells else names)
-        return super().get(row, rest) if rest or not placed else {}
+                rows[row], places[row] = cells, here
+                self._segments[segment].rows.add(row)
+
+    def read(self, segment: int, text: str, start: int, column: str) -> Any:
+        """A frozen cell at a place. Raises TransportError."""
+        return self._maps.read(segment, text, start, (column,))[column]
+
+    def locate(self, rows: Mapping[str, Sequence[str]]) -> tuple[Places, dict[str, dict[str, Any]]]:
+        """Where the named cells of rows lie, and those that lie nowhere. Raises TransportError when one is not here."""
+        places, rest = Places(), dict[str, dict[str, Any]]()
+        for row, columns in rows.items():
+            cells = self._rows.get(row, {})
+            found = list(map(cells.get, columns))
+            first = found[0] if found else None
+            if type(first) is Place and len(set(map(id, found))) == 1:
+                _add(places, row, first, columns)
+                continue
+            others = [name for name, cell in zip(columns, found, strict=True) if type(cell) is not Place]
+            for place, names in by_place(cells, [name for name in columns if name not in others]).values():
+                _add(places, row, place, names)
+            if others or not columns:
+                rest[row] = super().get(row, others)
+        return places, rest
 
     def named(self) -> dict[str, dict[str, tuple[int, int]]]:
         foreign = {number for number, segment in self._segments.items() if segment.writer}
@@ -135,8 +139,18 @@ class SharedStorage(SegmentStorage):
     def _forget_segment(self, number: int) -> None:
         self._maps.forget(number)
 
-    def _scanned(self, number: int, mapped: mmap.mmap, cell: StoredCell) -> Any:
-        value = super()._scanned(number, mapped, cell)
-        if not self._segments[number].writer and num_bytes(value) < MAPPED_BYTES:
-            return value
-        return Place(number, place_text([(cell.column, cell.kind, cell.shape, cell.offset)]), cell.batch)
+    def _scanned(self, number: int, mapped: mmap.mmap, row: StoredRow) -> dict[str, Any]:
+        place = Place(number, row.layout, row.start, row.batch)
+        if self._segments[number].writer:
+            return dict.fromkeys(row.layout.sizes, place)
+        small = [name for name, size in row.layout.sizes.items() if size < MAPPED_BYTES]
+        kept = row.layout.read(mapped, row.start, small) if small else {}
+        return {name: kept.get(name, place) for name in row.layout.sizes}
+
+
+def _add(into: Places, row: str, place: Place, columns: Sequence[str]) -> None:
+    into.rows.append(row)
+    into.segments.append(place.segment)
+    into.layouts.append(place.layout.text)
+    into.starts.append(place.start)
+    into.columns.append(None if len(columns) == len(place.layout.sizes) else list(columns))

@@ -99,10 +99,10 @@ class BusState:
     def _admit(self, data: Mapping[str, Json], change: Change) -> None:
         tree = Tree(GroupId(data["group"]), data["children"], data["reserved"][0], data["reserved"][1])
         self.trees[tree.group] = tree
-        for name, (digest, size) in data["cells"].items():
-            tree.mark(tree.root, name, CellMark(digest, size, ""))
+        given = _Given(data["cells"], "")
+        tree.mark(tree.root, given.marks, given.num_bytes)
         self.space.enter(tree)
-        self._observe(tree, [(tree.root, frozenset(data["cells"]), True)], change)
+        self._observe(tree, [(tree.root, given.names, True)], change)
 
     def _put(self, data: Mapping[str, Json], change: Change) -> None:
         lease = self.leases.get(data["lease"])
@@ -111,12 +111,15 @@ class BusState:
         self.late += len(data["late"])
         self.superseded += len(data["superseded"])
         changes: dict[GroupId, list[tuple[Node, frozenset[str], bool]]] = {}
-        for row in data["rows"]:
-            tree = self.trees[group_of(row["id"])]
-            if tree.group not in changes:
-                changes[tree.group] = []
+        rows, by = data["rows"], data["lease"]
+        given = [_Given(notes, by) for notes in rows["notes"]]
+        for id, number, children in zip(rows["ids"], rows["which"], rows["children"], strict=True):
+            group = group_of(id)
+            tree = self.trees[group]
+            if group not in changes:
+                changes[group] = []
                 self.space.leave(tree)
-            changes[tree.group].append(_write_row(tree, row, data["lease"]))
+            changes[group].append(_write_row(tree, id, given[number], children, by))
         for group, rows in changes.items():
             self.space.enter(self.trees[group])
             self._observe(self.trees[group], rows, change)
@@ -224,16 +227,26 @@ def _subscription(data: Mapping[str, Json]) -> Subscription:
     return Subscription(data["consumer"], Table(data["table"]), tuple(data["columns"]), data["unit"], data["lease_s"])
 
 
-def _write_row(tree: Tree, row: Mapping[str, Json], lease: str) -> tuple[Node, frozenset[str], bool]:
-    known = tree.nodes.get(row["id"])
-    node = known or tree.add(row["id"])
-    cells = node.cells
-    for name, (digest, size) in row["cells"].items():
-        cells[name] = CellMark(digest, size, lease)
-        tree.num_bytes += size
-    if row["children"] is not None:
-        tree.declare(node, row["children"], lease)
-    return node, frozenset(row["cells"]), known is None
+class _Given:
+    """Cells that rows of a put got: rows that are alike share their marks."""
+
+    __slots__ = ("marks", "names", "num_bytes")
+
+    def __init__(self, notes: Mapping[str, Json], lease: str) -> None:
+        self.marks = {name: CellMark(digest, size, lease) for name, (digest, size) in notes.items()}
+        self.names = frozenset(notes)
+        self.num_bytes = sum([size for _, size in notes.values()])
+
+
+def _write_row(
+    tree: Tree, id: RowId, given: _Given, children: int | None, lease: str
+) -> tuple[Node, frozenset[str], bool]:
+    known = tree.nodes.get(id)
+    node = known or tree.add(id)
+    tree.mark(node, given.marks, given.num_bytes)
+    if children is not None:
+        tree.declare(node, children, lease)
+    return node, given.names, known is None
 
 
 _APPLIERS: dict[str, Callable[[BusState, Mapping[str, Any], Change], None]] = {

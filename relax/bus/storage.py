@@ -4,11 +4,11 @@ Called by the queue. It keeps what it was given, exactly and read-only (TQ6), an
 may be written is the index's decision, so a second put of a column replaces the first.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from relax.bus.cell import freeze, num_bytes, thaw
-from relax.bus.row import Places
+from relax.bus.row import PlacedPuts, Places
 from relax.core.column import Column
 from relax.core.error import InvariantError, TransportError
 
@@ -62,11 +62,11 @@ class PlaceStorage(Protocol):
 
     def has_segment(self, writer: str, number: int) -> bool: ...
 
-    def place(self, row: str, batch: tuple[int, int], text: str, columns: Collection[str]) -> None: ...
+    def place(self, puts: PlacedPuts, batch: tuple[int, int], fresh: Iterable[tuple[str, Collection[str]]]) -> None: ...
 
-    def read(self, segment: int, text: str, column: str) -> Any: ...
+    def read(self, segment: int, text: str, start: int, column: str) -> Any: ...
 
-    def locate(self, row: str, columns: Sequence[str], into: Places) -> dict[str, Any]: ...
+    def locate(self, rows: Mapping[str, Sequence[str]]) -> tuple[Places, dict[str, dict[str, Any]]]: ...
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ question, so that a put never walks the group.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
@@ -18,10 +19,14 @@ class CellMark(NamedTuple):
     lease: str
 
 
+_NO_CELLS: Mapping[str, CellMark] = MappingProxyType({})
+
+
 class Node:
     """One row. `declared` is the number of rows the table below will get under it, None while unknown.
 
-    `complete_for` names the consumers for which the row and its ancestors hold every column they asked for.
+    `complete_for` names the consumers for which the row and its ancestors hold every column they asked for. Rows that are alike share
+    it, and their `cells`: both are replaced, never changed.
     """
 
     __slots__ = ("cells", "children", "complete_for", "declared", "declared_by", "id", "parent", "table")
@@ -33,8 +38,8 @@ class Node:
         self.children: dict[int, Node] = {}
         self.declared: int | None = None
         self.declared_by = ""
-        self.cells: dict[str, CellMark] = {}
-        self.complete_for: set[str] = set()
+        self.cells: Mapping[str, CellMark] = _NO_CELLS
+        self.complete_for: frozenset[str] = frozenset()
 
     @property
     def is_begun(self) -> bool:
@@ -82,15 +87,17 @@ class Tree:
         self._undeclared -= 1
         self._declared_samples += children
 
-    def mark(self, node: Node, column: str, mark: CellMark) -> None:
-        node.cells[column] = mark
-        self.num_bytes += mark.num_bytes
+    def mark(self, node: Node, marks: Mapping[str, CellMark], num_bytes: int) -> None:
+        """A row gets cells, which it did not have, of so many bytes together."""
+        node.cells = {**node.cells, **marks} if node.cells else marks
+        self.num_bytes += num_bytes
 
     def forget(self, node: Node, columns: frozenset[str], lease: str) -> None:
         """Take back cells of `columns` that were written under `lease`, at `node` and below it."""
-        for name in columns & node.cells.keys():
-            if node.cells[name].lease == lease:
-                self.num_bytes -= node.cells.pop(name).num_bytes
+        gone = [name for name in columns & node.cells.keys() if node.cells[name].lease == lease]
+        if gone:
+            self.num_bytes -= sum(node.cells[name].num_bytes for name in gone)
+            node.cells = {name: mark for name, mark in node.cells.items() if name not in gone}
         for child in node.children.values():
             self.forget(child, columns, lease)
 
@@ -109,6 +116,8 @@ class Tree:
 
     def rows_of(self, unit: RowId, table: Table) -> list[RowId]:
         """Ids of the rows of `table` at or below `unit`, in id order (2 before 10)."""
+        if self.nodes[unit].table is table:
+            return [unit]
         return [node.id for node in self.nodes[unit].descendants(table)]
 
     def state(self) -> dict[str, Any]:
@@ -119,12 +128,12 @@ class Tree:
             "num_bytes": self.num_bytes,
             "counts": [*self._counts.values(), self._undeclared, self._declared_samples],
             "complete": {name: count for name, count in self.complete.items() if count},
-            # Marks are tuples, which JSON writes as lists: a snapshot copies thousands of cells between two steps.
+            # Marks are tuples, which JSON writes as lists; what rows share is not copied: a snapshot is taken between two steps.
             "rows": {
                 row: {
                     "declared": [node.declared, node.declared_by],
                     "complete_for": sorted(node.complete_for),
-                    "cells": node.cells.copy(),
+                    "cells": node.cells or {},
                 }
                 for row, node in self.nodes.items()
             },
@@ -138,7 +147,7 @@ class Tree:
         for row in sorted(rows, key=lambda row: row.count("/")):
             node = tree.root if row == group else tree.add(row)
             node.declared, node.declared_by = rows[row]["declared"]
-            node.complete_for = set(rows[row]["complete_for"])
+            node.complete_for = frozenset(rows[row]["complete_for"])
             node.cells = {name: CellMark(*mark) for name, mark in rows[row]["cells"].items()}
         tree.settled, tree.num_bytes, tree.complete = state["settled"], state["num_bytes"], dict(state["complete"])
         *counts, tree._undeclared, tree._declared_samples = state["counts"]

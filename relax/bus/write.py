@@ -4,9 +4,10 @@ Called by `BusIndex.put` and `BusIndex.admit`. A write carries digests and sizes
 its errors: a plan either names every row to write, or an InvariantError leaves the index as it was.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from relax.bus.lease import Lease
@@ -14,6 +15,7 @@ from relax.bus.tree import Node, Tree, covers
 from relax.core.column import Column
 from relax.core.error import InvariantError
 from relax.core.id import GroupId, RowId, Table, group_of, index_of, parent_of, table_of
+from relax.core.message import Json
 
 FIRST, OTHER = "", "other"
 """Digests of a cell whose content is the first in its place, and of one that differs from it: the shell compares contents."""
@@ -32,12 +34,11 @@ def first_note(num_bytes: int) -> CellNote:
     return CellNote(FIRST, num_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class RowWrite:
+class RowWrite(NamedTuple):
     """One row of a put. `children` declares the rows the table below will get under it."""
 
     id: RowId
-    cells: Mapping[str, CellNote] = field(default_factory=dict)
+    cells: Mapping[str, CellNote] = MappingProxyType({})
     children: int | None = None
 
 
@@ -48,6 +49,30 @@ class WritePlan:
     fresh: tuple[RowWrite, ...]
     late: tuple[RowId, ...]
     superseded: tuple[RowId, ...]
+
+
+def rows_to_json(writes: Sequence[RowWrite]) -> dict[str, Json]:
+    """What an event says of rows that were written: their ids, the different `notes` of their cells, which of these each row has, and its
+    children. `rows_from_json` reads it."""
+    numbers: dict[int, int] = {}
+    notes: list[dict[str, CellNote]] = []  # a note is a tuple, which JSON writes as a list
+    which: list[int] = []
+    for write in writes:
+        cells = write.cells
+        number = numbers.get(id(cells))
+        if number is None:
+            number = numbers[id(cells)] = len(notes)
+            notes.append(dict(cells))
+        which.append(number)
+    children = [write.children for write in writes]
+    return {"ids": [write.id for write in writes], "notes": notes, "which": which, "children": children}
+
+
+def rows_from_json(rows: Mapping[str, Json]) -> Iterator[tuple[RowId, dict[str, Json], int | None]]:
+    """Id, digest and bytes of each cell, and children of every row that an event says was written."""
+    notes = rows["notes"]
+    for id, number, children in zip(rows["ids"], rows["which"], rows["children"], strict=True):
+        yield id, notes[number], children
 
 
 def check_columns(columns: Mapping[str, Column], row: RowId, names: Collection[str]) -> None:
@@ -73,30 +98,41 @@ def plan_write(
     planned: dict[RowId, RowWrite] = {}
     late: list[RowId] = []
     superseded: dict[RowId, None] = {}
-    for write in sorted(writes, key=lambda write: write.id.count("/")):
-        if write.id in planned:
-            raise InvariantError("TQ4", f"row {write.id!r} comes twice in one put; join its cells")
-        check_columns(columns, write.id, write.cells)
-        group = group_of(write.id)
+    checked: set[tuple[int, Table]] = set()
+    for write in _parents_first(writes):
+        row = write.id
+        if row in planned:
+            raise InvariantError("TQ4", f"row {row!r} comes twice in one put; join its cells")
+        kind = id(write.cells), table_of(row)  # rows that are alike share their notes
+        if kind not in checked:
+            check_columns(columns, row, write.cells)
+            checked.add(kind)
+        group = group_of(row)
         if group in lease.lost:
-            late.append(write.id)
+            late.append(row)
             continue
         tree = trees.get(group)
-        if tree is None or not covers(lease.units, write.id):
+        if tree is None or not covers(lease.units, row):
             raise InvariantError(
                 "TQ4",
-                f"lease {lease.id} does not cover row {write.id!r}; a put may write leased rows and rows below them. "
+                f"lease {lease.id} does not cover row {row!r}; a put may write leased rows and rows below them. "
                 f"Leased: {sorted(lease.units)[:4]}",
             )
-        node = tree.nodes.get(write.id)
-        if parent_of(write.id) in superseded or (node is not None and _is_superseded(node, lease.id, write)):
-            superseded[write.id] = None
+        node = tree.nodes.get(row)
+        if (superseded and parent_of(row) in superseded) or (node and _is_superseded(node, lease.id, write)):
+            superseded[row] = None
             continue
         if node is None:
             _check_place(tree, planned, write)
-        planned[write.id] = _fresh_part(node, write)
-        _check_children(node, planned, write)
+        planned[row] = write if node is None else _fresh_part(node, write)
+        if write.children is not None:
+            _check_children(node, planned, write)
     return WritePlan(tuple(planned.values()), tuple(late), tuple(superseded))
+
+
+def _parents_first(writes: Sequence[RowWrite]) -> Sequence[RowWrite]:
+    depths = [write.id.count("/") for write in writes]
+    return writes if len(set(depths)) < 2 else sorted(writes, key=lambda write: write.id.count("/"))
 
 
 def _is_superseded(node: Node, lease: str, write: RowWrite) -> bool:
@@ -146,8 +182,7 @@ def _check_place(tree: Tree, planned: Mapping[RowId, RowWrite], write: RowWrite)
 
 def _check_children(node: Node | None, planned: Mapping[RowId, RowWrite], write: RowWrite) -> None:
     """Only rows with a table below declare children, and never fewer than there are."""
-    if write.children is None:
-        return
+    assert write.children is not None
     if table_of(write.id) is Table.sample or write.children < 0:
         raise InvariantError("TQ1", f"row {write.id!r} cannot declare {write.children} children")
     if node is not None and node.children and max(node.children) >= write.children:
@@ -156,10 +191,8 @@ def _check_children(node: Node | None, planned: Mapping[RowId, RowWrite], write:
         )
 
 
-def _fresh_part(node: Node | None, write: RowWrite) -> RowWrite:
+def _fresh_part(node: Node, write: RowWrite) -> RowWrite:
     """The write without what is already there: writing equal content again is a no-op."""
-    if node is None:
-        return write
     if node.cells.keys().isdisjoint(write.cells) and (write.children is None or node.declared is None):
         return write
     cells = {name: note for name, note in write.cells.items() if name not in node.cells}

@@ -6,7 +6,7 @@ processes: arguments and results are frozen dataclasses, ids, numbers, strings a
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from relax.core.batch import ForwardBackward, Measure, Shards, StepReport
 from relax.core.completion import Completion, Floats, GenerateInput, Ints, Sampling, Session
@@ -306,8 +306,7 @@ class Renderer(Protocol):
 # --- bus -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A row or group that a consumer could take now; `ready_number` orders them by when they became complete."""
 
     id: str

@@ -14,6 +14,7 @@ from relax.bus.index import BusIndex
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
 from relax.bus.row import Fetched
+from relax.bus.write import rows_from_json
 from relax.core.column import COLUMNS, Column
 from relax.core.error import TransportError, UserError
 from relax.core.event import Event
@@ -186,10 +187,12 @@ class Recovery:
 
     def _adopt(self, kind: str, data: Mapping[str, Json]) -> None:
         """Find the cells that an event names, before anything of it is applied."""
-        rows = data["rows"] if kind == "bus/put" else [{"id": data["group"], **data}] if kind == "bus/admit" else ()
         batch = data.get("batch")  # where another process wrote these cells
-        for row in rows:
-            self._adopt_row(row["id"], row["cells"], {name: batch for name in row["cells"] if batch is not None})
+        if kind == "bus/put":
+            for row, cells, _ in rows_from_json(data["rows"]):
+                self._adopt_row(row, cells, {name: batch for name in cells if batch is not None})
+        elif kind == "bus/admit":
+            self._adopt_row(data["group"], data["cells"], {})
 
     def _adopt_row(self, row: str, columns: Collection[str], batches: Mapping[str, list[int]]) -> None:
         for column in columns:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from relax.bus.write import rows_from_json
 from relax.core.event import Event
 from relax.core.id import GroupId, Table, group_of, table_of
 from relax.core.message import Json
@@ -152,12 +153,12 @@ class Oracle:
         self.proposals[f"{trajectory} {mark}"] = versions, failed
 
     def _written(self, data: Mapping[str, Json]) -> None:
-        for row in data["rows"]:
-            if table_of(row["id"]) is Table.trajectory and "turns" in row["cells"]:
-                known = self.groups[group_of(row["id"])]
-                versions, failed = self.proposals[f"{row['id']} {row['cells']['turns'][0]}"]
-                known.versions[row["id"]] = versions
-                known.failed.update([row["id"]] if failed else [])
+        for row, cells, _ in rows_from_json(data["rows"]):
+            if table_of(row) is Table.trajectory and "turns" in cells:
+                known = self.groups[group_of(row)]
+                versions, failed = self.proposals[f"{row} {cells['turns'][0]}"]
+                known.versions[row] = versions
+                known.failed.update([row] if failed else [])
 
     # --- ends and late groups (ST5) ----------------------------------------------------------------------------------
 

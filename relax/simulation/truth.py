@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from relax.bus.index import BusIndex
 from relax.bus.row import Receipt, Subscription
+from relax.bus.write import rows_from_json
 from relax.core.column import COLUMNS
 from relax.core.id import GroupId, Table, group_of, parent_of, table_of
 from relax.core.message import Json
@@ -117,8 +118,8 @@ class BusTruth:
         """A put was accepted: under a held lease, each cell once, each row under it (TQ4); nothing was refused for nothing."""
         held = self._lease_of(data, "put")
         held.deadline = data["deadline"]
-        for row in data["rows"]:
-            self._write(held, row["id"], set(row["cells"]), row["children"])
+        for row, cells, children in rows_from_json(data["rows"]):
+            self._write(held, row, set(cells), children)
         for late in data["late"]:
             if self.is_here(group_of(late)):
                 raise Violation("TQ4", f"row {late} was refused as late, but its group is on the bus")

@@ -17,6 +17,7 @@ from relax.bus.log import MemoryLog
 from relax.bus.queue import TransferQueue
 from relax.bus.remote import RemoteQueue
 from relax.bus.row import RowPut, Subscription
+from relax.bus.write import rows_from_json
 from relax.core.column import COLUMNS
 from relax.core.error import LateError
 from relax.core.id import Table, group_of
@@ -109,18 +110,14 @@ def recover(journal: Journal, index: BusIndex) -> int:
     storage.scan(0)
     for event in journal.tail(0):
         data, last = event.data, event.number
-        rows = (
-            data["rows"]
-            if event.kind == "bus/put"
-            else [data | {"id": data["group"]}]
-            if event.kind == "bus/admit"
-            else []
-        )
-        for row in rows:
-            for column in row["cells"]:
-                storage.adopt(row["id"], column, data.get("batch"))
-            if not row["cells"]:
-                storage.put({row["id"]: {}})
+        rows = list(rows_from_json(data["rows"])) if event.kind == "bus/put" else []
+        if event.kind == "bus/admit":
+            rows = [(data["group"], data["cells"], None)]
+        for row, cells, _ in rows:
+            for column in cells:
+                storage.adopt(row, column, data.get("batch"))
+            if not cells:
+                storage.put({row: {}})
         for dropped in index.apply(event.kind, data).dropped:
             storage.drop(dropped)
     storage.end_scan()

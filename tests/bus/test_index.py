@@ -8,7 +8,7 @@ import pytest
 from relax.bus.index import BusIndex
 from relax.bus.log import MemoryLog
 from relax.bus.row import BusStatus, Subscription
-from relax.bus.write import CellNote, RowWrite
+from relax.bus.write import CellNote, RowWrite, rows_from_json
 from relax.core.column import Column
 from relax.core.error import InvariantError, LateError, UserError
 from relax.core.id import GroupId, Table
@@ -567,6 +567,54 @@ def test_rule_tq10_step_columns_go_with_the_take_that_made_them(index: BusIndex,
         assert index.present(row, ["old_logprobs", "advantages"]) == ["advantages"]
     index.put(take(index, "trainer").lease, [write(row, "old_logprobs", content="b")], 0)
     check_replay(index, columns)
+
+
+def test_rows_that_are_alike_are_told_once_and_stay_what_they_are_when_one_of_them_changes(
+    index: BusIndex, columns: dict[str, Column]
+) -> None:
+    for subscription in (ROLLOUT, Subscription("all", Table.trajectory, ("token_ids", "failure")), TRAINER):
+        index.subscribe(subscription)
+    admit(index, children=3, rows=20)
+    rows = [f"{G}/{number}" for number in range(3)]
+    alike, other = {"token_ids": note(size=7)}, {"token_ids": note(size=8)}
+    writes = [*(RowWrite(row, alike, 1) for row in rows[:2]), RowWrite(rows[2], other)]
+    shared = {"span": note(), "old_logprobs": note()}
+    lease = take(index, "rollout").lease
+    index.put(lease, [*writes, *(RowWrite(f"{row}/0", shared) for row in rows[:2])], 0)
+    log: Any = index._log
+    told = log.events()[-1].data["rows"]
+    assert [len(told["notes"]), told["which"]] == [3, [0, 0, 1, 2, 2]]
+    read = list(rows_from_json(json.loads(json.dumps(told))))
+    assert read[0] == (rows[0], {"token_ids": ["0", 7]}, 1)
+    assert read[2] == (rows[2], {"token_ids": ["0", 8]}, None)
+    index.put(lease, [write(rows[0], "failure")], 0)
+    assert ids(index, "all") == [rows[0]], "the other of them does not have it"
+    index.put(lease, [write(rows[2], children=0), write(G, "kept"), write(rows[1], "failure")], 0)
+    before = index.status(0, {}).num_bytes
+    index.put(lease, [write(f"{rows[0]}/0", "reference_logprobs")], 0)
+    assert index.present(f"{rows[1]}/0", ["reference_logprobs"]) == []
+    assert index.status(0, {}).num_bytes == before + 4
+    check_replay(index, columns)
+    index.release(lease)
+    assert index.present(f"{rows[1]}/0", ["span", "old_logprobs"]) == ["span"]
+    assert index.status(0, {}).num_bytes == before - 4
+    check_replay(index, columns)
+    loaded = BusIndex.load(json.loads(json.dumps(index.dump())), columns, MemoryLog(log._clock), 1000, 1_000_000)
+    assert loaded.state() == index.state()
+
+
+def test_rows_that_are_alike_are_judged_by_their_own_table_and_by_the_rows_above_them(index: BusIndex) -> None:
+    index.subscribe(ROLLOUT)
+    index.subscribe(Subscription("each", Table.sample, ("failure", "span")))
+    admit(index)
+    lease = take(index, "rollout").lease
+    rows, alike = [f"{G}/0", f"{G}/1"], {"token_ids": note()}
+    with pytest.raises(InvariantError, match="belongs to table trajectory, not sample"):
+        index.put(lease, [RowWrite(rows[0], alike, 1), RowWrite(f"{rows[0]}/0", alike)], 0)
+    index.put(lease, [RowWrite(rows[0], alike | {"failure": note()}), RowWrite(rows[1], alike)], 0)
+    span = {"span": note()}
+    index.put(lease, [RowWrite(f"{row}/0", span) for row in rows], 0)
+    assert ids(index, "each") == [f"{rows[0]}/0"]
 
 
 def test_a_hundred_thousand_rows_cost_each_call_only_what_it_touches(columns: dict[str, Column], clock: Any) -> None:

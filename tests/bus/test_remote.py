@@ -15,10 +15,11 @@ from relax.bus.log import MemoryLog
 from relax.bus.place import SegmentGoneError, SegmentMaps
 from relax.bus.queue import TransferQueue
 from relax.bus.remote import LeaseAccess, QueueAccess, RemoteQueue
-from relax.bus.row import AckedError, Receipt, RowPut, Subscription
+from relax.bus.row import AckedError, Places, Receipt, RowPut, Subscription
 from relax.bus.segment_storage import SegmentStorage, segment_files
 from relax.bus.shared_storage import SharedStorage
 from relax.bus.storage import MemoryStorage
+from relax.bus.write import rows_from_json
 from relax.core.column import COLUMNS
 from relax.core.error import InvariantError, LateError, TransportError
 from relax.core.event import Event
@@ -96,11 +97,11 @@ async def restarted(
 
 def follow(storage: SegmentStorage, index: BusIndex, event: Event) -> None:
     data = event.data
-    rows = (
-        data["rows"] if event.kind == "bus/put" else [data | {"id": data["group"]}] if event.kind == "bus/admit" else []
-    )
-    for row in rows:
-        adopt(storage, row["id"], row["cells"], dict.fromkeys(row["cells"], data.get("batch")))
+    if event.kind == "bus/put":
+        for row, cells, _ in rows_from_json(data["rows"]):
+            adopt(storage, row, cells, dict.fromkeys(cells, data.get("batch")))
+    elif event.kind == "bus/admit":
+        adopt(storage, data["group"], data["cells"], {})
     for dropped in index.apply(event.kind, event.data).dropped:
         storage.drop(dropped)
 
@@ -197,16 +198,26 @@ async def test_a_bus_in_memory_has_no_segments_for_others_and_says_what_to_do(tm
 
 
 @pytest.mark.parametrize(
-    "text",
-    [f"token_ids\t<i4\t9\t{1 << 40}", "token_ids\t<i4\t9", "token_ids\tnope\t9\t0", f"token_ids\tstr\t9\t{1 << 40}"],
+    ("text", "start"),
+    [
+        ("token_ids\t<i4\t9", 1 << 40),
+        ("token_ids\t<i4\t9999", 1 << 40),
+        ("token_ids\t<i4", 0),
+        ("token_ids\tnope\t9", 0),
+        ("token_ids\tstr\t9", 1 << 40),
+    ],
 )
-async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+async def test_a_place_that_is_wrong_is_a_typed_error_that_names_the_file(
+    tmp_path: Path, text: str, start: int
+) -> None:
     world = make(tmp_path)
     await begin(world)
     with pytest.raises(TransportError, match=r"rows-00000001.arrow does not hold"):
-        SegmentMaps(tmp_path).read(1, text)
+        SegmentMaps(tmp_path).read(1, text, start)
+    with pytest.raises(TransportError, match=r"rows-00000001.arrow does not hold"):
+        SegmentMaps(tmp_path).fetch(Places(["g"], [1], [text], [start], [None]), {})
     with pytest.raises(SegmentGoneError, match=r"rows-00000009.arrow cannot be mapped"):
-        SegmentMaps(tmp_path).read(9, text)
+        SegmentMaps(tmp_path).read(9, text, start)
 
 
 async def test_the_first_fetch_of_a_take_asks_nobody_and_the_next_does(tmp_path: Path) -> None:
@@ -276,7 +287,7 @@ async def test_rule_tq4_verbs_may_be_sent_twice(tmp_path: Path) -> None:
     receipt = await writer.take("rollout", "w")
     report = await writer.put([trajectory(group, 0), trajectory(group, 1, 5000)], receipt.lease)
     assert (report.late, report.superseded) == ((), ())
-    puts = [event for event in world.log.events() if event.kind == "bus/put" and event.data["rows"]]
+    puts = [event for event in world.log.events() if event.kind == "bus/put" and event.data["rows"]["ids"]]
     assert len(puts) == 1, "the second time is a no-op"
     await writer.renew(receipt.lease)
     await writer.reattach()
