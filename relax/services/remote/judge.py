@@ -55,24 +55,24 @@ class RemoteJudge:
         """Raises EngineError when several processes of the judge were lost under this question."""
         lost = ""
         for _ in range(TRIES):
-            client = await self._connect(but=lost)
+            client, address = await self._connect(but=lost)
             try:
                 found: Completion = await client.call(_target(self._name), "generate", input, sampling, session)
             except LinkError:
-                lost = self._address
+                lost = address  # others may have found the next process already
             else:
                 return found
         raise EngineError(f"judge {self._name!r}: its process was lost {TRIES} times under one question; see its log")
 
-    async def _connect(self, but: str) -> WireClient:
-        """The judge's process, another one than that at address `but`."""
+    async def _connect(self, but: str) -> tuple[WireClient, str]:
+        """The judge's process, another one than that at address `but`, and its address."""
         if self._client is None or self._address == but:
             address: str = await self._host.client.call("desk", "where", ROLE, but)
             if address != self._address:
                 self._address = address
                 self._client = WireClient(address, self._host.spec.host, self._host.spec.secret)
         assert self._client is not None
-        return self._client
+        return self._client, self._address
 
 
 def _target(name: str) -> str:
