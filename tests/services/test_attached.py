@@ -1,5 +1,6 @@
 """What may be attached to a run, and what a controller that knows nothing yet may be asked."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from relax.services.fleet_registry import FleetRegistry
 from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
 from relax.services.remote.control import RunControl
-from tests.e2e.tiny import tiny_config
+from tests.e2e.tiny import run_root, tiny_config
 
 LAB = Attach("lab", "http://10.0.0.7:30000", 4)
 VIEWS = [{"host": "trainer", "roles": ["trainer"], "phase": "ready"}]
@@ -77,3 +78,30 @@ async def test_rule_rr8_an_engine_that_works_is_drained_by_a_controller_that_it_
     fleet = Fleet(FleetRegistry())
     await control._drain_all(fleet, ["engine-0", "engine-1"])
     assert drained == ["engine-0"], "one that starts has no requests"
+
+
+@pytest.mark.parametrize("phases", [("stopping", "stopped"), ("stopping", ""), ("ready", "given up")])
+async def test_the_folder_of_a_server_that_never_served_goes_with_its_process(
+    tmp_path: Path, phases: tuple[str, str]
+) -> None:
+    def views(phase: str) -> list[Any]:
+        lab = {"host": "lab", "roles": ["engine"], "phase": phase, "incarnation": 1, "error": "no answer"}
+        return [*VIEWS, lab] if phase else [*VIEWS]
+
+    config = tiny_config(tmp_path)
+    control = RunControl(config, lambda: None)
+    await control.saw(VIEWS, False, {})
+    attaching = asyncio.ensure_future(control.perform(LAB, lambda text: None))
+    await asyncio.sleep(0)
+    folder = run_root(config) / "attached" / "lab"
+    folder.mkdir(parents=True)
+    await control.saw(views("starting"), False, {})
+    assert not attaching.done()
+    assert folder.exists()
+    attaching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attaching
+    await control.saw(views(phases[0]), False, {})
+    assert folder.exists(), "its process may still read it"
+    await control.saw(views(phases[1]), False, {})
+    assert not folder.exists()

@@ -45,7 +45,8 @@ FETCH_S = 20.0
 REPORT_S = 60.0
 """How long an engine that works may take to report to a controller that is new."""
 FOREVER_S = 1e6
-OVER = ("stopped", "finished", "given up", "stopping")
+ENDED = ("stopped", "finished", "given up")
+OVER = (*ENDED, "stopping")
 """Phases of a host that is not there any more, or soon will not be."""
 
 Answer = TypeVar("Answer")
@@ -60,6 +61,8 @@ class RunControl:
         self._views: Sequence[Mapping[str, Json]] = ()
         self._orders = Orders(first)
         self._attached: dict[str, Mapping[str, Json]] = {}
+        self._leaving: set[str] = set()
+        """Attached engines whose process ends: then the folder in which they got their weights goes."""
         self._was_told = False
         self._changed = Signal()
         self.is_paused = False
@@ -80,6 +83,7 @@ class RunControl:
         for role, names in self._orders.replicas.items():
             if lost & set(names):
                 self._order(role, tuple(name for name in names if name not in lost))
+        await self._clear_folders()
         self._changed.notify()
 
     async def fetch(self, after: int) -> Orders:
@@ -249,11 +253,17 @@ class RunControl:
         say(f"{name}: no new requests")
         await self._ask_fleet(lambda fleet: self._drain_all(fleet, [name]))
         self._set_attached({other: one for other, one in self._attached.items() if other != name})
-        await self._until(lambda: self._phase(name) in ("", *OVER), DRAIN_S, f"{name} has not ended")
-        folder = RunDirectory(Path(self._config.run.directory) / self._config.run.name).attached / name
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await self._until(lambda: name not in self._leaving, DRAIN_S, f"{name} has not ended")
+
+    async def _clear_folders(self) -> None:
+        """Of engines that were let go, or never came to serve, once their process has ended."""
+        folders = RunDirectory(Path(self._config.run.directory) / self._config.run.name).attached
+        for name in [name for name in self._leaving if self._phase(name) in ("", *ENDED)]:
+            await asyncio.to_thread(shutil.rmtree, folders / name, ignore_errors=True)
+            self._leaving.discard(name)
 
     def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
+        self._leaving = (self._leaving | self._attached.keys()) - attached.keys()
         self._attached = dict(attached)
         self._ask_launcher(attached=attached)
 
