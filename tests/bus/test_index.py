@@ -1,6 +1,7 @@
 """The bus index, rule by rule."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -566,6 +567,22 @@ def test_rule_tq10_step_columns_go_with_the_take_that_made_them(index: BusIndex,
         undo_take(lease)
         assert index.present(row, ["old_logprobs", "advantages"]) == ["advantages"]
     index.put(take(index, "trainer").lease, [write(row, "old_logprobs", content="b")], 0)
+    check_replay(index, columns)
+
+
+def test_rule_tq10_a_take_that_is_undone_leaves_the_step_columns_of_another_one(
+    index: BusIndex, columns: dict[str, Column]
+) -> None:
+    index.subscribe(ROLLOUT)
+    index.subscribe(TRAINER)
+    index.subscribe(replace(TRAINER, consumer="second"))
+    admit(index)
+    index.put(take(index, "rollout").lease, [*sibling(0), *sibling(1), write(G, "kept")], 0)
+    first, second = take(index, "trainer").lease, take(index, "second").lease
+    index.put(first, [write(f"{G}/0/0", "old_logprobs")], 0)
+    index.put(second, [write(f"{G}/1/0", "old_logprobs")], 0)
+    index.release(second)
+    assert [index.present(f"{G}/{sibling}/0", ["old_logprobs"]) for sibling in (0, 1)] == [["old_logprobs"], []]
     check_replay(index, columns)
 
 
