@@ -76,8 +76,7 @@ class Producer:
                 lease = leases[group]
                 event = self._seen[group] = asyncio.Event()
                 began.append(time.perf_counter())
-                await queue.put([RowPut(trajectory_id(group, i), cells) for i, cells in enumerate(rows)], lease)
-                await queue.ack(lease)
+                await queue.put([RowPut(trajectory_id(group, i), cells) for i, cells in enumerate(rows)], lease, True)
                 if self._load.kind == "small":
                     await event.wait()
             return began
