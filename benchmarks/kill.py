@@ -125,8 +125,10 @@ class Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        for process in self._session():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._process.wait()
 
     @property
@@ -145,13 +147,24 @@ class Process:
         self._process.kill()
         self._process.wait()
         deadline = time.monotonic() + ORPHAN_S
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
-                return False
+        while self._session():
+            if time.monotonic() > deadline:
+                return True
             time.sleep(0.1)  # an orphan that ends tells nobody
-        return True
+        return False
+
+    def terminate_group(self) -> None:
+        """SIGTERM to the run's process group, as `timeout`, a closed terminal or a batch system sends it."""
+        os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _session(self) -> list[int]:
+        """The processes of its session, in whatever groups."""
+        found = []
+        for process in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+            with suppress(ProcessLookupError):
+                if os.getsid(process) == self._process.pid:
+                    found.append(process)
+        return found
 
 
 def kill_at(process: Process, root: Path, kill: Kill) -> bool:

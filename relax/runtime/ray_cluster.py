@@ -6,6 +6,8 @@ Opened by `ray` before the first host. An own cluster can be reached from this m
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -108,7 +110,10 @@ class RayCluster:
                 "_node_ip_address": "127.0.0.1",
                 "_temp_dir": str(self.place.ray_folder),
             }
-        ray.init(self.address or "local", log_to_driver=False, logging_level="error", configure_logging=False, **own)
+        with _groups_of_their_own():
+            ray.init(
+                self.address or "local", log_to_driver=False, logging_level="error", configure_logging=False, **own
+            )
         context = ray.get_runtime_context()
         joined = self.address is not None
         self.address, self.node = context.gcs_address, context.get_node_id()
@@ -120,6 +125,24 @@ class RayCluster:
             changes["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         self._before = {name: os.environ.get(name) for name in changes}
         os.environ.update(changes)
+
+
+@contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Servers that are started meanwhile are not in this process's group: what a terminal, `timeout` or a batch system sends to the
+    whole group is the launcher's to handle, and it needs them until the run has stopped."""
+    utils = ray._private.utils
+    die_with_parent = utils.set_kill_on_parent_death_linux
+
+    def leave_group() -> None:
+        os.setpgid(0, 0)
+        die_with_parent()
+
+    utils.set_kill_on_parent_death_linux = leave_group  # called in the new process, before its program begins
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = die_with_parent
 
 
 def _ip_of(node: str) -> str:

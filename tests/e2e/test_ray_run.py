@@ -107,3 +107,22 @@ def test_rule_rr5_a_stopped_role_is_replaced_and_rr2_a_dead_launcher_is_resumed(
     resumed = play(["train", "--resume", str(root)], root)
     assert resumed.problems == ()
     assert found(config) == expected
+
+
+def test_rule_rr6_a_signal_to_the_whole_process_group_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, stages=[RL], runtime=RAY)
+    root, log, story = run_root(config), tmp_path / "output.log", Story()
+    tail = JournalTail(root)
+
+    def has_stepped() -> bool:
+        for kind, data in tail.read():
+            story.hear(kind, data, 0.0)
+        return story.step >= 2
+
+    with Process(["train", str(tmp_path / "recipe.yaml")], log) as launcher:
+        until(has_stepped, "step 2")
+        launcher.terminate_group()
+        assert launcher.wait(END_S) == 128 + signal.SIGTERM
+    assert "stopped, checkpoint at step" in log.read_text()
+    assert list((root / "checkpoints").glob("step-*"))
+    assert not left_behind(root)

@@ -300,6 +300,13 @@ def listening(pids: list[int]) -> list[str]:
     return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
 
 
+def test_rule_rr6_a_signal_to_the_launchers_group_reaches_no_server_of_ray(cluster: RayCluster, claim: Claim) -> None:
+    """The launcher ends the run with a checkpoint, for which it needs them."""
+    groups = [os.getpgid(pid) for pid in processes_of(claim.place)]
+    assert len(groups) >= 2
+    assert os.getpgrp() not in groups
+
+
 def test_rule_se1_the_own_cluster_listens_on_loopback_only(cluster: RayCluster, claim: Claim) -> None:
     found = listening([*processes_of(claim.place), os.getpid()])
     assert len(found) > 5
