@@ -51,13 +51,18 @@ class StageSeconds:
         return replace(self, train=tuple(seconds * share for seconds in self.train), tokens=tokens)
 
     @property
+    def trained(self) -> float:
+        """All micro-batches."""
+        return sum(self.train)
+
+    @property
     def after_training(self) -> float:
         return self.update + self.snapshot + self.publish
 
     @property
     def in_turn(self) -> float:
         """Generate all, train all, publish, load: one device, or two that wait for each other."""
-        return self.generate + sum(self.train) + self.after_training + self.load
+        return self.generate + self.trained + self.after_training + self.load
 
     @property
     def streamed(self) -> float:
@@ -71,7 +76,7 @@ class StageSeconds:
     @property
     def overlapped(self) -> float:
         """Asynchronous on two devices: the busier one."""
-        return max(self.generate + self.load, sum(self.train) + self.after_training)
+        return max(self.generate + self.load, self.trained + self.after_training)
 
 
 async def measure(config: RunConfig, directory: Path, rounds: int) -> StageSeconds:

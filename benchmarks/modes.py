@@ -176,8 +176,8 @@ class Bench:
         path = str(sorted((root / "checkpoints").glob("step-*"))[-1] / "model")
         return {"path": path, "tokenizer": path, "weights": "pretrained"}
 
-    def mode_recipe(self, mode: Mode, model: Mapping[str, Any], runtime: str) -> Path:
-        name = mode.name.replace(", ", "-").replace(" ", "-")
+    def mode_recipe(self, mode: Mode, model: Mapping[str, Any], runtime: str, *suffix: str) -> Path:
+        name = "-".join([mode.name.replace(", ", "-").replace(" ", "-"), *suffix])
         where = {"type": runtime, "threads_per_role": mode.threads, "devices": dict(mode.devices)}
         return self.recipe(name, "rl", model=model, runtime=where, rollout={"max_staleness": mode.max_staleness})
 
@@ -186,12 +186,16 @@ class Bench:
         return [f"stages.rl.steps={self.steps}", f"stages.rl.groups_per_step={self.groups}"]
 
     def stages_alone(self, recipe: Path) -> StageSeconds:
-        """At the mode's own number of threads."""
+        """At the mode's own number of threads, on the local runtime: nothing of a runtime is in it."""
         config = load_config([recipe], self.sizes)
-        return asyncio.run(measure(config, self.directory / f"{recipe.stem}-alone", self.rounds))
+        return asyncio.run(measure(config, self.directory / recipe.stem, self.rounds))
 
-    def measure(self, mode: Mode, model: Mapping[str, Any], runtime: str, stages: StageSeconds) -> Result:
-        root = self.train(self.mode_recipe(mode, model, runtime), *self.sizes)
+    def measure(self, mode: Mode, model: Mapping[str, Any], runtime: str) -> tuple[Result, list[StageSeconds]]:
+        """Stage times are measured before and after the run: a machine's speed drifts by more than what a bound is compared within."""
+        recipe, alone = self.mode_recipe(mode, model, runtime), self.mode_recipe(mode, model, "local", "alone")
+        stages = [self.stages_alone(alone)]
+        root = self.train(recipe, *self.sizes)
+        stages.append(self.stages_alone(alone))
         with closing(Ledger(root / "ledger.sqlite", read_only=True)) as ledger:
             seconds = [value for step, value in ledger.metric("step/seconds") if step >= WARM_STEPS]
             tokens = [value for step, value in ledger.metric("training/tokens/forward") if step >= WARM_STEPS]
@@ -199,22 +203,19 @@ class Bench:
             trained = sum(tokens) / len(seconds)
             accuracy = ledger.metric("eval/heldout/reward")[-1][1]
             samples = ledger.counts()["trained"]
-        bound = mode.bound(stages.trained_on(trained))
-        return Result(mode.name, fmean(seconds), bound, accuracy, samples, trained)
+        bound = fmean(mode.bound(one.trained_on(trained)) for one in stages)
+        return Result(mode.name, fmean(seconds), bound, accuracy, samples, trained), stages
 
 
-def measure_real(bench: Bench, runtime: str, cores: int) -> tuple[list[Result], dict[int, StageSeconds]]:
-    """Every mode, one after the other; stage times alone once for each number of threads."""
+def measure_real(bench: Bench, runtime: str, cores: int) -> tuple[list[Result], dict[int, list[StageSeconds]]]:
+    """Every mode, one after the other; stage times alone by number of threads."""
     model = bench.start()
-    alone: dict[int, StageSeconds] = {}
+    alone: dict[int, list[StageSeconds]] = {}
     results: list[Result] = []
     for mode in modes(cores):
-        if mode.threads not in alone:
-            # Always measured on the local runtime: nothing of a runtime is in it.
-            alone[mode.threads] = bench.stages_alone(bench.mode_recipe(mode, model, "local"))
-        where = runtime if mode.name == "asynchronous" else "local"
-        results.append(bench.measure(mode, model, where, alone[mode.threads]))
-        one = results[-1]
+        one, stages = bench.measure(mode, model, runtime if mode.name == "asynchronous" else "local")
+        results.append(one)
+        alone.setdefault(mode.threads, []).extend(stages)
         print(
             f"{one.mode}: {one.seconds:.3f} s per step, bound {one.bound:.3f}, accuracy {one.accuracy:.3f}", flush=True
         )
@@ -227,10 +228,7 @@ def real_aims(results: Sequence[Result]) -> list[Aim]:
     best = min(result.seconds for result in results if result.mode.startswith("colocated"))
     spread = max(result.accuracy for result in results) - min(result.accuracy for result in results)
     python = "two cores carry the two devices and every other role as well; with cores for those the asynchronous run would be its bound"
-    services = (
-        "with both cores busy a stage takes some 10 % longer than alone, requests of different lengths decode more slowly than in"
-        " step, and controller, rollout and rewards run on the same two cores"
-    )
+    services = "controller, rollout and rewards run on the same two cores"
     early = "600 records have a standard error of 0.015, and two runs that train other groups differ by chance: repeat with more steps"
     return [
         Aim("colocated with one thread / asynchronous (limit 2)", one / asynchronous, 1.5, "higher", python, "x"),
@@ -282,12 +280,16 @@ def emulated_aims(results: Sequence[Emulated]) -> list[Aim]:
     return [Aim(name, abs(worst.ratio - 1), 0.05, "lower", reason)]
 
 
-def notes_of(alone: Mapping[int, StageSeconds], emulated: Sequence[Emulated]) -> list[str]:
-    notes = [
-        f"Stages alone with {threads} thread{'s' * (threads > 1)}: generate {s.generate:.3f} s, train {sum(s.train):.3f} s for "
-        f"{s.tokens:.0f} tokens, update {s.update:.3f}, snapshot {s.snapshot:.3f}, publish {s.publish:.3f}, load {s.load:.3f}"
-        for threads, s in alone.items()
-    ]
+def notes_of(alone: Mapping[int, Sequence[StageSeconds]], emulated: Sequence[Emulated]) -> list[str]:
+    notes = []
+    for threads, found in alone.items():
+        names = ("generate", "trained", "update", "snapshot", "publish", "load")
+        seconds = {name: [getattr(one, name) for one in found] for name in names}
+        told = ", ".join(f"{name} {min(times):.3f} to {max(times):.3f} s" for name, times in seconds.items())
+        tokens = f"{found[0].tokens:.0f} tokens"
+        notes.append(
+            f"Stages alone with {threads} thread{'s' * (threads > 1)}, for {tokens}, before and after the runs: {told}"
+        )
     split = next((found.split for found in emulated if found.split is not None), None)
     if split is not None:
         notes.append(
@@ -310,7 +312,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
     results: list[Result] = []
-    alone: dict[int, StageSeconds] = {}
+    alone: dict[int, list[StageSeconds]] = {}
     emulated: list[Emulated] = []
     with tempfile.TemporaryDirectory() as temporary:
         if arguments.only != "emulated":
@@ -335,7 +337,7 @@ def main() -> None:
         table={"header": HEADER, "rows": rows},
         runtime=arguments.runtime,
         real=[asdict(result) for result in results],
-        alone={threads: asdict(stages) for threads, stages in alone.items()},
+        alone={threads: [asdict(one) for one in stages] for threads, stages in alone.items()},
     )
 
 
