@@ -191,8 +191,8 @@ class Run:
 
     async def _build(self) -> None:
         config, assembly = self._config, self._assembly
-        for stream in assembly.supply.streams.values():
-            stream.state()  # opens it: a data set that is not there is found before anything is trained
+        # On a thread: it may take minutes, and whoever asks meanwhile whether this process lives must hear it.
+        await asyncio.to_thread(self._open_data)
         for note in assembly.vocabulary.notes:
             _report.info("tokenizer: %s", note)
         if config.bus.journal:
@@ -215,9 +215,15 @@ class Run:
         hooks = Hooks(steps, lambda: self._log.last_number, self._report_evaluation)
         await self._site.open(hooks)
         if self._resume:
-            self._restore()
+            await self._restore()
         elif self._journal is not None:
             self._journal.begin(1)
+
+    def _open_data(self) -> None:
+        """A data set or tokenizer that is not there is found before anything is trained."""
+        for stream in self._assembly.supply.streams.values():
+            stream.state()
+        self._assembly.vocabulary  # noqa: B018 - read by this, kept by the assembly
 
     def _make_snapshots(self) -> Snapshots:
         config, assembly = self._config, self._assembly
@@ -234,7 +240,7 @@ class Run:
             lambda: self._site.trainer.trainable(),
         )
 
-    def _restore(self) -> None:
+    async def _restore(self) -> None:
         """Bring back the newest snapshot or checkpoint, and what the journal says of the time after it."""
         self._snapshot_store.clean()
         self._checkpoints.clean()
@@ -248,7 +254,7 @@ class Run:
             return
         self._folder, state = found
         check_stages(state, [(stage.name, stage.steps) for stage in self._config.stages])
-        accepted = self._restore_data(state)  # refuses before anything is changed
+        accepted = await asyncio.to_thread(self._restore_data, state)  # refuses before anything is changed
         self._ledger.cut_after(state.event, state.step)
         found_groups = sum(self._ledger.counts().values())
         if found_groups != state.num_final:

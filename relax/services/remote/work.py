@@ -132,11 +132,9 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
     if "reference" in roles:
         from relax.services.reference import bind_reference
 
-        path = host.directory.reference(setup.bounds.name)
-        reference = (
-            await bind_reference(assembly, assembly.copy_model(), path),
-            assembly.compute("reference"),
-        )
+        compute = assembly.compute("reference")
+        model = await compute.run(assembly.copy_model)
+        reference = await bind_reference(assembly, model, host.directory.reference(setup.bounds.name)), compute
     teacher = None
     if "teacher" in roles:
         from relax.services.teacher import open_teacher
@@ -145,7 +143,8 @@ async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list
     return RoleParts(
         bus,
         controller,
-        assembly.renderer,
+        # What takes long is done on threads: whoever asks meanwhile whether this process lives must hear it.
+        await asyncio.to_thread(lambda: assembly.renderer),
         assembly.tasks,
         host.generate,
         reference,
