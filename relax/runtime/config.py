@@ -146,8 +146,8 @@ class RayConfig(DeviceConfig):
     @rule
     def replicas_are_not_hosted_together(self) -> Iterator[Violation]:
         for index, host in enumerate(self.hosts):
-            if self.rewards > 1 and "reward" in host.roles and len(host.roles) > 1:
+            if self.rewards > 1 and "reward" in host.roles:
                 yield (
                     ("hosts", index, "roles"),
-                    f"puts the reward role beside others, but rewards is {self.rewards}; set rewards: 1, or give it a host of its own",
+                    f"puts the reward role into one process, but rewards is {self.rewards}; set rewards: 1, or take it out of this host",
                 )

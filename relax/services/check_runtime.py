@@ -3,7 +3,8 @@
 Part of `check`. Loads no torch and no Ray.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 
 from relax.config.suggestion import suggestion
 from relax.config.tree import RunConfig
@@ -16,6 +17,10 @@ HOST_ROLES = (*DEVICE_ROLES, "rollout", "demonstration", "reward", "verdict", "a
 """Roles that may be put together in a host. The controller has a process of its own."""
 REPLICATED_ROLES = ("engine", "reward")
 """Roles whose hosts come and go while the run goes on."""
+RESERVED = ("launcher", "evaluations")
+"""No host has one of these names: versions are held under them, and the controller knows a caller by them."""
+_REPLICA = re.compile(f"({'|'.join(REPLICATED_ROLES)})-[0-9]+")
+_DEVICE_NAME = re.compile("engine-[0-9]+|judge-.+")
 
 
 def runtime_problems(config: RunConfig) -> list[str]:
@@ -30,7 +35,7 @@ def runtime_problems(config: RunConfig) -> list[str]:
 def _devices(config: RunConfig) -> Iterator[str]:
     devices: dict[str, str] = getattr(config.runtime, "devices", {})
     for name in devices:
-        if name.partition("-")[0] not in DEVICE_ROLES:
+        if name not in DEVICE_ROLES and not _DEVICE_NAME.fullmatch(name):
             yield (
                 f"runtime.devices.{name}: no role of that name has a device; there are {', '.join(DEVICE_ROLES)} and engine-0, "
                 "engine-1, ..."
@@ -71,16 +76,27 @@ def _hosts(config: RunConfig) -> Iterator[str]:
         yield (
             f"bus.journal: is false, but with runtime.type {runtime.type} rows travel through the journal's files (TQ8); set it to true"
         )
-    named = [(f"runtime.hosts.{index}.roles", role) for index, host in enumerate(runtime.hosts) for role in host.roles]
-    named += [("runtime.resources", role) for role in runtime.resources]
     known = (*HOST_ROLES, "controller")
-    for path, role in named:
-        if role not in known:
-            yield f"{path}: there is no role {role!r}; {suggestion(role, known)}"
     for index, host in enumerate(runtime.hosts):
-        if host.name.rpartition("-")[0] in REPLICATED_ROLES or (host.name in known and host.name not in host.roles):
+        for role in host.roles:
+            if role not in known:
+                yield f"runtime.hosts.{index}.roles: there is no role {role!r}; {suggestion(role, known)}"
+    names = {host.name for host in runtime.hosts}
+    for name in runtime.resources:
+        if name not in known and name not in names and not _REPLICA.fullmatch(name):
+            yield f"runtime.resources: there is no role or host {name!r}; {suggestion(name, (*known, *names))}"
+    for index, host in enumerate(runtime.hosts):
+        taken = host.name in RESERVED or _REPLICA.fullmatch(host.name)
+        if taken or (host.name in known and host.name not in host.roles):
             yield f"runtime.hosts.{index}.name: {host.name!r} is the name of another role's process; choose another name"
-        alone = [role for role in host.roles if role in ("controller", *REPLICATED_ROLES) and len(host.roles) > 1]
-        for role in alone:
-            if role != "reward":  # one reward process may be shared: the runtime's own rule refuses it with replicas
-                yield f"runtime.hosts.{index}.roles: {role!r} must have a process of its own; take it out of this host"
+        yield from (f"runtime.hosts.{index}.roles: {problem}" for problem in _apart(config, host.roles))
+
+
+def _apart(config: RunConfig, roles: Collection[str]) -> Iterator[str]:
+    """What cannot be put into one host."""
+    if "controller" in roles:
+        yield "'controller' has a process of its own in any case; take it out of this host"
+    if "engine" in roles and len(roles) > 1:
+        yield "'engine' must have a process of its own; take it out of this host"
+    elif "engine" in roles and config.rollout.replicas > 1:
+        yield f"'engine' has {config.rollout.replicas} processes (rollout.replicas); take it out of this host"

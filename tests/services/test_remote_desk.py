@@ -1,8 +1,11 @@
 """Hosts that come to the controller, come again, and are lost."""
 
 import asyncio
+from typing import Any
 
 from relax.services.remote.desk import Arrival, Desk
+from relax.services.remote.trainer import RemoteTrainer
+from tests.services.crash_world import Inline
 
 
 def arrival(host: str = "trainer", incarnation: int = 1) -> Arrival:
@@ -31,3 +34,23 @@ async def test_who_asks_for_a_role_waits_for_the_next_process_of_it() -> None:
     assert not asked.done(), "who asks has lost that one, whether the desk knows it or not"
     await desk.arrive(arrival("judge", 2))
     assert await asked == "unix:/judge-2"
+
+
+async def test_rule_rr7_the_trainer_is_found_in_a_host_of_any_name() -> None:
+    class Client:
+        async def call(self, target: str, method: str, *args: Any) -> tuple[str, str]:
+            return target, method
+
+    desk, addresses = Desk(), list[str]()
+
+    def connect(address: str) -> Any:
+        addresses.append(address)
+        return Client()
+
+    trainer = RemoteTrainer(desk, Inline(), connect)
+    calling = asyncio.create_task(trainer.call("begin"))
+    await asyncio.sleep(0)
+    assert not calling.done()
+    await desk.arrive(Arrival("main", ("advantage", "trainer"), 1, "unix:/main-1"))
+    assert await calling == ("trainer", "begin")
+    assert addresses == ["unix:/main-1"]

@@ -211,10 +211,7 @@ class RemoteTrainer:
     async def _connected(self) -> WireClient:
         if self._client is None:
             # No deadline: the supervisor starts the trainer, or ends the run when it cannot.
-            await self._desk.changed.wait_for(lambda: "trainer" in self._desk.hosts)
-            address = self._desk.hosts["trainer"].arrival.address
-            assert address is not None
-            self._client = self._connect(address)
+            self._client = self._connect(await self._desk.where("trainer"))
         return self._client
 
 
