@@ -155,7 +155,7 @@ class ControllerProcess:
         if site is None or not site.is_open:
             return FleetLoad(now, replicas, 0, None, None, None)
         ready = sum(one.own and one.takes_requests for one in site.fleet.registry)
-        said = site.desk.counters()
+        said = site.desk.counters(site.load_windows)
         return FleetLoad(
             now, replicas, ready, said.get("rollout/queue_s"), said.get("rollout/load"), said.get("idle/trainer")
         )

@@ -5,12 +5,13 @@ stage, works on it until told that it is over, and after a lost connection says 
 survive the other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from relax.bus.queue import TransferQueue
 from relax.core.error import RelaxError, TransportError
 from relax.runtime.liveness import Beat
+from relax.services.remote.window import WINDOW, Windows
 from relax.services.signal import Signal
 
 EXTREMES = frozenset({"weights/probe_gap"})
@@ -65,6 +66,7 @@ class Desk:
         self.on_again: Callable[[Arrival], None] = lambda before: None
         """Told when a host comes although it is here: its earlier connection is dead, be that seen already or not."""
         self.hosts: dict[str, HostEntry] = {}
+        self._windows: list[Windows] = []
         self._notice: StageNotice | None = None
         self._bus: TransferQueue | None = None
         self._open = self._continues = False
@@ -116,6 +118,8 @@ class Desk:
         entry = self.hosts.get(host)
         if entry is not None:
             entry.beat = beat
+            for windows in self._windows:
+                windows.add(host, dict(_counters(beat)))
 
     # --- what the site calls ---
 
@@ -148,17 +152,31 @@ class Desk:
                 await self._bus.drop_holder(holder)
         self.changed.notify()
 
-    def counters(self) -> dict[str, float]:
-        """The counters of all hosts together: sums, or the largest of those that are extremes (LO7)."""
+    def watch(self) -> Windows:
+        """For somebody who looks again and again: what is told from now on."""
+        self._windows.append(Windows())
+        return self._windows[-1]
+
+    def counters(self, windows: Windows) -> dict[str, float]:
+        """The counters of all hosts together: sums, or the largest of those that are extremes (LO7). Rates are of the time since these
+        windows were looked at last, or the newest where nobody has told anything since."""
         total: dict[str, float] = {}
-        for entry in self.hosts.values():
-            for role in entry.beat.roles.values() if entry.beat is not None else ():
-                for name, value in role.counters.items():
-                    known = total.get(name)
-                    combine = max if name in EXTREMES else float.__add__
-                    total[name] = float(value) if known is None else combine(known, float(value))
+        means: Mapping[str, Mapping[str, float]] = windows.take()
+        for host, entry in self.hosts.items():
+            told = dict(_counters(entry.beat)) if entry.beat is not None else {}
+            for name, value in {**told, **means.get(host, {})}.items():
+                known = total.get(name)
+                combine = max if name in EXTREMES else float.__add__
+                total[name] = value if known is None else combine(known, value)
+        total.pop(WINDOW, None)
         return total
 
     def progress(self) -> tuple[int, ...]:
         """Changes while any host gets on."""
         return tuple(entry.beat.progress for entry in self.hosts.values() if entry.beat is not None)
+
+
+def _counters(beat: Beat) -> Iterator[tuple[str, float]]:
+    for role in beat.roles.values():
+        for name, value in role.counters.items():
+            yield name, float(value)

@@ -166,8 +166,7 @@ class Host:
         desk, meter, own = self.client.proxy("desk"), Meter(self.assembly), self.pulse.of(self.spec.roles[0])
         while True:
             version = self.version()
-            own.counters = {name: value for name, value in (await meter.measure()).items() if name != "step/seconds"}
-            own.counters |= self.load()
+            own.counters = {**await meter.measure(), **self.load()}
             for moved in self.transfers:
                 own.counters |= {name: float(measure.value) for name, measure in moved.measures().items()}
             own.version = "" if version is None else str(version)

@@ -32,6 +32,7 @@ from relax.services.publisher import StepHooks
 from relax.services.remote.desk import Arrival, Desk, StageNotice
 from relax.services.remote.role import role_rows
 from relax.services.remote.trainer import HOOK, RemoteTrainer
+from relax.services.remote.window import Windows
 from relax.services.roles.evaluation import EvaluationRequest, EvaluationResult
 from relax.services.site import Control, Gauge, Hooks
 from relax.services.stage import StageSetup, rollout_lease_s
@@ -194,10 +195,14 @@ class RemoteSite:
     _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
     _names: list[str] = field(default_factory=list)
     _measured_s: float = field(default_factory=time.monotonic)
+    _windows: Windows = field(init=False)
+    load_windows: Windows = field(init=False)
+    """Of the autoscaler."""
 
     def __post_init__(self) -> None:
         self.trainer = RemoteTrainer(self.desk, self.assembly.compute("ledger"), self.connect)
         self.desk.on_again = self._lost_trainer
+        self._windows, self.load_windows = self.desk.watch(), self.desk.watch()
 
     async def open(self, hooks: Hooks) -> None:
         self.fleet = FleetService(FleetRegistry(self.first_revision), lambda: self.on_fleet())
@@ -244,7 +249,7 @@ class RemoteSite:
         now = time.monotonic()
         elapsed, self._measured_s = now - self._measured_s, now
         kept = {name: float(measure.value) for name, measure in self.catalog.measures().items()}
-        return {**self.desk.counters(), **self.turns(), **kept, "step/seconds": elapsed}
+        return {**self.desk.counters(self._windows), **self.turns(), **kept, "step/seconds": elapsed}
 
     def status(self) -> Mapping[str, Json]:
         rows = [row for view in self.views() for row in role_rows(view)]
