@@ -223,10 +223,10 @@ class Ledger:
         ).fetchall()
         return [(row["step"], row["value"]) for row in rows]
 
-    def last_metrics(self) -> dict[str, float]:
-        """The newest value of every metric."""
-        rows = self._connection.execute("SELECT name, value, MAX(step) FROM metric GROUP BY name").fetchall()
-        return {row["name"]: row["value"] for row in rows}
+    def last_metrics(self) -> dict[str, tuple[int, float]]:
+        """The newest value of every metric, and its step."""
+        rows = self._connection.execute("SELECT name, value, MAX(step) AS step FROM metric GROUP BY name").fetchall()
+        return {row["name"]: (row["step"], row["value"]) for row in rows}
 
     def note(self, name: str) -> Json:
         found = self._connection.execute("SELECT value FROM note WHERE name = ?", (name,)).fetchone()

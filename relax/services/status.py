@@ -6,6 +6,7 @@ ledger what has been measured.
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -138,5 +139,15 @@ def _read_ledger(
             if points:
                 evaluations[item.name] = {"step": points[-1][0], "reward": points[-1][1]}
         steps = ledger.metric("train/applied")
-        metrics = {name: value for name, value in ledger.last_metrics().items() if value is not None}
+        metrics = _last_known(ledger.last_metrics())
         return metrics, ledger.note("account") or {}, evaluations, steps[-1][0] + 1 if steps else 0
+
+
+def _last_known(metrics: Mapping[str, tuple[int, float | None]]) -> dict[str, float]:
+    """The values; of threads only those that the newest step knows: an engine that has left idles no more."""
+    idle = [step for name, (step, _) in metrics.items() if name.startswith("idle/")]
+    return {
+        name: value
+        for name, (step, value) in metrics.items()
+        if value is not None and (not name.startswith("idle/") or step == max(idle))
+    }

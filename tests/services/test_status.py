@@ -88,3 +88,11 @@ def test_a_spoilt_status_file_counts_as_absent_and_is_named(
     (note,) = status.notes
     assert note.startswith("status.json ")
     assert "left out" in note
+
+
+def test_an_engine_that_has_left_idles_no_more(config: RunConfig, directory: RunDirectory) -> None:
+    ledger = Ledger(directory.ledger)
+    ledger.write([], {3: {"idle/engine-0": 0.1, "idle/engine-1": 0.2, "train/loss": 1.0}}, {})
+    ledger.write([], {4: {"idle/engine-0": 0.3}}, {})
+    ledger.close()
+    assert read_status(config, directory).metrics == {"idle/engine-0": 0.3, "train/loss": 1.0}

@@ -62,6 +62,10 @@ class Progress:
             self._pace.append((self._step, now))
         if "reward/mean" in others:
             self._rewards.append(others["reward/mean"])
+        if any(
+            name.startswith("idle/") for name in others
+        ):  # all of them come together: an engine that has left has none
+            self._values = {name: value for name, value in self._values.items() if not name.startswith("idle/")}
         self._values.update(others)
 
     def _enter(self, stage: int) -> None:
