@@ -57,6 +57,13 @@ def test_a_new_stage_forgets_what_the_one_before_measured_but_not_the_evaluation
     assert view.evaluations == (("heldout", heldout_at(10), 10),)
 
 
+def test_an_engine_that_has_left_idles_no_more() -> None:
+    progress, now = progress_after(50)
+    progress.update(50, {"idle/engine-1": 0.5, "idle/trainer": 0.1}, now)
+    progress.update(50, {"train/loss": 2.0}, now)
+    assert progress.view(now).idle == (("engine-1", 0.5), ("trainer", 0.1))
+
+
 def test_an_evaluation_neither_finishes_a_step_nor_goes_back() -> None:
     progress, now = progress_after(50)
     progress.update(60, {"eval/heldout/reward": 0.99}, now)
