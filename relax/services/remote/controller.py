@@ -33,7 +33,7 @@ from relax.services.directory import RunDirectory
 from relax.services.remote.control import RunControl
 from relax.services.remote.desk import RoleLostError
 from relax.services.remote.feed import Feed
-from relax.services.remote.host import RoleSpec
+from relax.services.remote.host import RoleSpec, begin_log
 from relax.services.remote.order import Orders
 from relax.services.remote.reach import FRAME_BYTES, find_reach
 from relax.services.remote.site import RemoteSite
@@ -191,6 +191,7 @@ async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Js
     the next controller.
     """
     spec = RoleSpec.from_json(value)
+    begin_log(spec)
     if not (await find_reach(spec.run, spec.run_id, spec.meeting)).is_near:
         raise UserError(
             "the controller runs on the node of the launcher, and found none of its shared memory; take node out of"

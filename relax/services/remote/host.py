@@ -4,6 +4,8 @@ Made by `work`, which runs the roles. What a host holds survives a restart of th
 """
 
 import asyncio
+import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ from relax.services.remote.desk import Arrival
 from relax.services.remote.reach import FRAME_BYTES, Meeting, Reach, find_reach
 from relax.services.signal import Signal
 from relax.weights.cost import TransferCounters
+
+_log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 """Seconds between two words to the controller."""
@@ -192,6 +196,15 @@ HOLDERS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "teacher": lambda host: ("teacher",),
 }
 """The names under which a role holds leases: replicas of the reward role each have one of their own."""
+
+
+def begin_log(spec: RoleSpec) -> None:
+    """What this process says of itself goes to its log file, which is its standard error."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("relax").setLevel(logging.INFO)
+    _log.info(
+        "host %s, incarnation %d, process %d: %s", spec.host, spec.incarnation, os.getpid(), ", ".join(spec.roles)
+    )
 
 
 async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host:

@@ -5,6 +5,7 @@ remote faces of bus and controller. Other roles stand for the whole life of thei
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,12 +17,14 @@ from relax.runtime.collector import calm_collector
 from relax.runtime.liveness import Pulse
 from relax.runtime.task import TaskSet
 from relax.services.remote.desk import StageNotice
-from relax.services.remote.host import BEAT_S, Host, RoleSpec, open_host
+from relax.services.remote.host import BEAT_S, Host, RoleSpec, begin_log, open_host
 from relax.services.remote.judge import ask_elsewhere
 from relax.services.stage import RoleParts, StageSetup, start_role
 
 END_S = 2.0
 """How long a role whose queue was closed waits to hear that the stage is over, before it joins the stage anew."""
+
+_log = logging.getLogger(__name__)
 
 Role = Callable[[Host, TaskSet], Awaitable[None]]
 """Starts a role in a host's task set."""
@@ -30,6 +33,7 @@ Role = Callable[[Host, TaskSet], Awaitable[None]]
 async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
     """Work as the roles of `value`, a `RoleSpec`. Ends only by cancellation or an error."""
     spec = RoleSpec.from_json(value)
+    begin_log(spec)
     async with AsyncExitStack() as stack:
         host = await open_host(spec, pulse, stack)
         async with TaskSet(f"host {spec.host}") as tasks:
@@ -47,6 +51,7 @@ async def run_host(value: Mapping[str, Any], pulse: Pulse) -> None:
             if stage_roles:
                 tasks.start("stages", work(host, stage_roles), endless=True)
             pulse.ready()
+            _log.info("ready at %s", host.address)
             await asyncio.Event().wait()  # no deadline: the launcher ends this process
 
 
@@ -80,10 +85,13 @@ async def work(host: Host, roles: list[str]) -> None:
         mine = [role for role in setup.plan.roles if role in roles]
         idle = [role for role in roles if role not in mine]
         if mine:
+            _log.info("stage %s from step %d on: %s", setup.bounds.name, setup.bounds.first, ", ".join(mine))
             host.busy(f"with stage {setup.bounds.name}", *mine)
         if idle:
             host.waits(f"stage {setup.bounds.name} to end", *idle)
-        done = notice.index if await _stage(host, desk, notice, setup, mine) else -1
+        is_over = await _stage(host, desk, notice, setup, mine)
+        _log.info("stage %s %s", setup.bounds.name, "is over" if is_over else "is joined anew")
+        done = notice.index if is_over else -1
 
 
 async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, roles: list[str]) -> bool:
