@@ -6,6 +6,7 @@ found: a torn last line stays where it is and is passed over.
 """
 
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ OpenFile = Callable[[Path], BinaryIO]
 """Opens a new unbuffered file for writing; simulation gives one that tears a write."""
 
 
+_log = logging.getLogger(__name__)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -119,11 +121,13 @@ def _line(event: Event) -> bytes:
 
 
 def _events(path: Path) -> Iterator[Event]:
-    """The events of a file up to the first line that is torn or damaged."""
+    """The events of a file up to the first line that is torn or damaged. A kill tears the last one; any other is worth a word."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             event = _parse(line)
             if event is None:
+                if file.read(1):
+                    _log.warning("line %d of %s is damaged; what follows it there is passed over", number, path)
                 return
             yield event
 

@@ -111,6 +111,18 @@ def test_rule_tq8_reading_stops_at_a_damaged_byte_wherever_it_is(tmp_path: Path)
             assert found != EVENTS or damaged.lower() == whole
 
 
+def test_damage_that_no_kill_explains_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, EVENTS)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert read(tmp_path) == EVENTS[:-1]
+    assert caplog.messages == [], "the last line, as a kill tears it"
+    path.write_bytes(b"x" + whole[1:])
+    assert read(tmp_path) == []
+    assert caplog.messages == [f"line 1 of {path} is damaged; what follows it there is passed over"]
+
+
 def test_rule_rr3_a_run_that_resumes_writes_behind_the_torn_line(tmp_path: Path) -> None:
     write(tmp_path, numbered(1, 5))
     path = only_file(tmp_path)
