@@ -123,6 +123,8 @@ def test_rule_rr6_a_signal_to_the_whole_process_group_ends_with_a_checkpoint(tmp
         until(has_stepped, "step 2")
         launcher.terminate_group()
         assert launcher.wait(END_S) == 128 + signal.SIGTERM
-    assert "stopped, checkpoint at step" in log.read_text()
+    said = log.read_text()
+    assert "its processes start; `relax status" in said
+    assert "stopped, checkpoint at step" in said
     assert list((root / "checkpoints").glob("step-*"))
     assert not left_behind(root)

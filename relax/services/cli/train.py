@@ -15,6 +15,7 @@ from rich.text import Text
 from relax.config.tree import RunConfig, warnings_of
 from relax.core.error import InvariantError, RelaxError, UserError
 from relax.core.message import Json
+from relax.runtime.config import RayConfig
 from relax.services.best import check_retention
 from relax.services.check import check_run
 from relax.services.cli.launch import Outcome, Runnable, close_s_of, launch
@@ -69,6 +70,9 @@ def train(
 def _announce(config: RunConfig, directory: RunDirectory) -> None:
     stages = ", ".join(f"{stage.name} ({stage.algorithm.type}, {stage.steps} steps)" for stage in config.stages)
     output().print(Text(f"run {config.run.name} in {directory.root}: {stages}"), soft_wrap=True)
+    if isinstance(config.runtime, RayConfig):
+        look = f"`relax status {directory.root} --watch` in another terminal shows them"
+        output().print(Text(f"its processes start; {look}"), soft_wrap=True)
 
 
 def _run(request: Request) -> Outcome:
