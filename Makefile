@@ -30,7 +30,9 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.table
 
-# torch comes first and by its exact version, so that no resolver takes a CUDA build of several gigabytes.
+# torch comes first and by its exact version, so that no later package takes another one. Which build that is the index
+# decides: on Linux, PyPI's may be a CUDA build of several gigabytes. To take the CPU build instead:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make train
 # TRL comes alone: the tests hold our losses against its own, and what they use of it needs nothing else. torchvision lies in a
 # folder aside, where one test process finds it: beside a CPU build of torch its own build breaks every import of transformers.
 $(INSTALLED): pyproject.toml constraints.txt
