@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -75,7 +76,10 @@ class RunPlace:
         return self.socket_folder / "ray"
 
     def claim(self) -> "Claim":
-        """Remove what a dead owner of this run left, and own its folders. Raises FileExistsError while another process does."""
+        """Remove what a dead owner of this run left, and own its folders.
+
+        Raises FileExistsError while another process does, and PermissionError when a folder is another user's (SE1).
+        """
         longest = len(str(self.socket_folder)) + 1 + len(_RAY_SOCKET)
         if longest > MAX_SOCKET_PATH:
             raise ValueError(f"run id {self.run_id!r} is too long: sockets of Ray would have paths of {longest} bytes")
@@ -86,10 +90,20 @@ class RunPlace:
                 f"{self.socket_folder} belongs to process {owner}, which is alive; stop that run first"
             )
         mark = f"{self.run_id}/{os.getpid()}/{_start_time(os.getpid())}"
-        for folder in self._folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            (folder / OWNER).write_text(mark)
+        try:
+            for folder in self._folders:
+                _own(folder)
+                (folder / OWNER).write_text(mark)
+        except BaseException:
+            self.clear()
+            raise
         return Claim(self, mark)
+
+    def clear(self) -> None:
+        """Remove its folders, as far as they are this user's."""
+        for folder in self._folders:
+            if _is_own(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def owner(self) -> int | None:
@@ -147,9 +161,37 @@ def clean_leftovers(run_id: str | None = None) -> list[str]:
 
 def _remove(place: RunPlace, mark: str) -> int:
     count = kill_marked(place, mark)
-    for folder in (place.shm_folder, place.socket_folder):
-        shutil.rmtree(folder, ignore_errors=True)
+    place.clear()
     return count
+
+
+def _own(folder: Path) -> None:
+    """Make a folder that only this user can enter, or take over one that is this user's, emptied if others could write into it.
+
+    Its name can be guessed, and every user can make it first. Nobody can replace it any more then: the roots are sticky.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_own(folder):
+        found = folder.lstat()
+        what = "is a link or a file" if found.st_uid == os.getuid() else f"belongs to user {found.st_uid}"
+        raise PermissionError(
+            f"{folder} {what}, and must be a folder of user {os.getuid()}: others could read and replace what the run puts there; "
+            "have it removed, or give the run another directory, from which the name follows"
+        )
+    if folder.lstat().st_mode & 0o077:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user, not a link to one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def processes_of(place: RunPlace, mark: str = "") -> list[int]:
@@ -211,9 +253,9 @@ def _folder_marks() -> list[str]:
 
 
 def _written_mark(folder: Path) -> str:
+    """Nothing is read in a folder that is another user's: opening a pipe there would never return."""
     with contextlib.suppress(OSError, ValueError):
-        mark = (folder / OWNER).read_text()
-        if _MARK.fullmatch(mark) and folder.stat().st_uid == os.getuid():
+        if _is_own(folder) and _MARK.fullmatch(mark := (folder / OWNER).read_text()):
             return mark
     return ""
 
