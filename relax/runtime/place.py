@@ -28,6 +28,8 @@ MAX_SOCKET_PATH = 107
 DYING_S = 10.0
 """What a process that was killed may take until it is gone."""
 _RAY_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_RAY_TITLE = b"ray::"
+"""With what the titles begin that Ray's agents write over their command line and their environment."""
 _MARK = re.compile(r"[^/]+/[0-9]+/[0-9]+")
 _ROOTS = {"socket": Path("/tmp"), "shm": Path("/dev/shm")}
 
@@ -197,12 +199,14 @@ def _is_own(folder: Path) -> bool:
 def processes_of(place: RunPlace, mark: str = "") -> list[int]:
     """Living processes of a run, but this one: those whose RELAX_PLACE begins with `mark` (any owner's), and Ray's own.
 
-    Ray's agents write their title over their environment (measured): they are known by the files that they hold open.
+    Ray's agents write their title over their environment, which may take the mark with it (measured): they are known by their title
+    and the files that they hold open. Who else reads those files, such as a person's `tail -f`, is no process of the run.
     """
-    marked = {pid for pid, value in _process_marks() if value.startswith(mark or f"{place.run_id}/")}
+    marks = _process_marks()
+    found = {pid for pid, value in marks if value.startswith(mark or f"{place.run_id}/")}
     if place.ray_folder.is_dir():
-        marked |= _holders_of(place.ray_folder)
-    return sorted(marked - {os.getpid()})
+        found |= {pid for pid in _holders_of(place.ray_folder) if _has_ray_title(pid)} - {pid for pid, _ in marks}
+    return sorted(found - {os.getpid()})
 
 
 def kill_marked(place: RunPlace, mark: str = "") -> int:
@@ -231,6 +235,12 @@ def _holders_of(folder: Path) -> set[int]:
                 if any(not file.is_dir() for file in held):
                     found.add(int(entry.name))
     return found
+
+
+def _has_ray_title(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_RAY_TITLE)
+    return False
 
 
 def _process_marks() -> list[tuple[int, str]]:

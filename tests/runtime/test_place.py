@@ -219,19 +219,27 @@ def test_kill_marked_spares_other_runs() -> None:
 
 
 @pytest.mark.usefixtures("roots")
-def test_servers_of_ray_are_known_by_the_files_they_hold() -> None:
+def test_agents_of_ray_are_known_by_the_files_they_hold_and_readers_of_those_are_spared() -> None:
     place = RunPlace("t-00000009")
     place.ray_folder.mkdir(parents=True)
+    titled = ["ray::DashboardAgent", "600"]
     with (place.ray_folder / "agent.out").open("w") as file:
-        server = subprocess.Popen(["sleep", "600"], stdout=file)
+        agent = subprocess.Popen(titled, executable="/bin/sleep", stdout=file)
+        reader = subprocess.Popen(["sleep", "600"], stdout=file)
+        other = subprocess.Popen(
+            titled, executable="/bin/sleep", stdout=file, env={VARIABLE: f"t-another/{os.getpid()}/1"}
+        )
     try:
-        assert processes_of(place) == [server.pid]
+        assert processes_of(place) == [agent.pid]
         assert kill_marked(place) == 1
-        assert server.wait() == -9
+        assert agent.wait() == -9
         assert processes_of(place) == []
+        assert reader.poll() is None
+        assert other.poll() is None
     finally:
-        server.kill()
-        server.wait()
+        for process in (agent, reader, other):
+            process.kill()
+            process.wait()
 
 
 CLAIM = """
