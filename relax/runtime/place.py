@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ MAX_SOCKET_PATH = 107
 DYING_S = 10.0
 """What a process that was killed may take until it is gone."""
 _RAY_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_RAY_TITLE = b"ray::"
+"""With what the titles begin that Ray's agents write over their command line and their environment."""
 _MARK = re.compile(r"[^/]+/[0-9]+/[0-9]+")
 _ROOTS = {"socket": Path("/tmp"), "shm": Path("/dev/shm")}
 
@@ -75,7 +78,10 @@ class RunPlace:
         return self.socket_folder / "ray"
 
     def claim(self) -> "Claim":
-        """Remove what a dead owner of this run left, and own its folders. Raises FileExistsError while another process does."""
+        """Remove what a dead owner of this run left, and own its folders.
+
+        Raises FileExistsError while another process does, and PermissionError when a folder is another user's (SE1).
+        """
         longest = len(str(self.socket_folder)) + 1 + len(_RAY_SOCKET)
         if longest > MAX_SOCKET_PATH:
             raise ValueError(f"run id {self.run_id!r} is too long: sockets of Ray would have paths of {longest} bytes")
@@ -86,10 +92,20 @@ class RunPlace:
                 f"{self.socket_folder} belongs to process {owner}, which is alive; stop that run first"
             )
         mark = f"{self.run_id}/{os.getpid()}/{_start_time(os.getpid())}"
-        for folder in self._folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            (folder / OWNER).write_text(mark)
+        try:
+            for folder in self._folders:
+                _own(folder)
+                (folder / OWNER).write_text(mark)
+        except BaseException:
+            self.clear()
+            raise
         return Claim(self, mark)
+
+    def clear(self) -> None:
+        """Remove its folders, as far as they are this user's."""
+        for folder in self._folders:
+            if _is_own(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def owner(self) -> int | None:
@@ -147,20 +163,50 @@ def clean_leftovers(run_id: str | None = None) -> list[str]:
 
 def _remove(place: RunPlace, mark: str) -> int:
     count = kill_marked(place, mark)
-    for folder in (place.shm_folder, place.socket_folder):
-        shutil.rmtree(folder, ignore_errors=True)
+    place.clear()
     return count
+
+
+def _own(folder: Path) -> None:
+    """Make a folder that only this user can enter, or take over one that is this user's, emptied if others could write into it.
+
+    Its name can be guessed, and every user can make it first. Nobody can replace it any more then: the roots are sticky.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_own(folder):
+        found = folder.lstat()
+        what = "is a link or a file" if found.st_uid == os.getuid() else f"belongs to user {found.st_uid}"
+        raise PermissionError(
+            f"{folder} {what}, and must be a folder of user {os.getuid()}: others could read and replace what the run puts there; "
+            "have it removed, or give the run another directory, from which the name follows"
+        )
+    if folder.lstat().st_mode & 0o077:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user, not a link to one."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def processes_of(place: RunPlace, mark: str = "") -> list[int]:
     """Living processes of a run, but this one: those whose RELAX_PLACE begins with `mark` (any owner's), and Ray's own.
 
-    Ray's agents write their title over their environment (measured): they are known by the files that they hold open.
+    Ray's agents write their title over their environment, which may take the mark with it (measured): they are known by their title
+    and the files that they hold open. Who else reads those files, such as a person's `tail -f`, is no process of the run.
     """
-    marked = {pid for pid, value in _process_marks() if value.startswith(mark or f"{place.run_id}/")}
+    marks = _process_marks()
+    found = {pid for pid, value in marks if value.startswith(mark or f"{place.run_id}/")}
     if place.ray_folder.is_dir():
-        marked |= _holders_of(place.ray_folder)
-    return sorted(marked - {os.getpid()})
+        found |= {pid for pid in _holders_of(place.ray_folder) if _has_ray_title(pid)} - {pid for pid, _ in marks}
+    return sorted(found - {os.getpid()})
 
 
 def kill_marked(place: RunPlace, mark: str = "") -> int:
@@ -191,6 +237,12 @@ def _holders_of(folder: Path) -> set[int]:
     return found
 
 
+def _has_ray_title(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_RAY_TITLE)
+    return False
+
+
 def _process_marks() -> list[tuple[int, str]]:
     """Living processes with their RELAX_PLACE. Those of other users cannot be read; zombies have no environment any more."""
     found = []
@@ -211,9 +263,9 @@ def _folder_marks() -> list[str]:
 
 
 def _written_mark(folder: Path) -> str:
+    """Nothing is read in a folder that is another user's: opening a pipe there would never return."""
     with contextlib.suppress(OSError, ValueError):
-        mark = (folder / OWNER).read_text()
-        if _MARK.fullmatch(mark) and folder.stat().st_uid == os.getuid():
+        if _is_own(folder) and _MARK.fullmatch(mark := (folder / OWNER).read_text()):
             return mark
     return ""
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -76,6 +77,89 @@ def test_a_claim_owns_its_folders_until_it_is_released(roots: Path) -> None:
     assert place.owner is None
 
 
+def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To another user; where only root could, it looks like that."""
+    if os.getuid() == 0:
+        os.chown(folder, 65534, 65534, follow_symlinks=False)
+        return
+    lstat = Path.lstat
+
+    def look(path: Path) -> os.stat_result:
+        found = lstat(path)
+        return os.stat_result((*found[:4], 65534, *found[5:])) if path == folder else found
+
+    monkeypatch.setattr(Path, "lstat", look)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+@pytest.mark.parametrize("which", ["socket_folder", "shm_folder"])
+def test_rule_se1_a_place_that_another_user_made_first_is_refused(
+    roots: Path, monkeypatch: pytest.MonkeyPatch, which: str, kind: str
+) -> None:
+    place = RunPlace("t-00000010")
+    taken: Path = getattr(place, which)
+    elsewhere = roots / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "folder":
+        taken.mkdir()
+        taken.chmod(0o777)
+        (taken / "theirs").write_text("x")
+    elif kind == "link":
+        taken.symlink_to(elsewhere)
+    else:
+        taken.write_text("x")
+    give_away(taken, monkeypatch)
+    with pytest.raises(
+        PermissionError, match=rf"{taken} belongs to user 65534, and must be a folder of user \d+: others"
+    ):
+        place.claim()
+    assert taken.lstat(), "what is not ours is left alone"
+    assert kind != "folder" or [path.name for path in taken.iterdir()] == ["theirs"]
+    assert list(elsewhere.iterdir()) == []
+    assert not {place.socket_folder, place.shm_folder} - {taken} & {*roots.rglob("*")}, "nothing of ours is left"
+    assert place.owner is None
+
+
+@pytest.mark.usefixtures("roots")
+def test_rule_se1_a_link_of_our_own_is_no_place(tmp_path: Path) -> None:
+    place = RunPlace("t-00000011")
+    place.shm_folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="is a link or a file, and must be a folder"):
+        place.claim()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("roots")
+def test_rule_se1_a_folder_of_ours_that_was_open_to_others_is_closed_and_emptied(tmp_path: Path) -> None:
+    place = RunPlace("t-00000012")
+    (tmp_path / "precious").write_text("x")
+    for folder in (place.socket_folder, place.shm_folder):
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "owner").symlink_to(tmp_path / "precious")
+        (folder / "ray").symlink_to(tmp_path)
+    claim = place.claim()
+    for folder in (place.socket_folder, place.shm_folder):
+        assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
+        assert [path.name for path in folder.iterdir()] == ["owner"]
+    claim.release()
+    assert (tmp_path / "precious").read_text() == "x"
+    assert not place.socket_folder.exists()
+
+
+@pytest.mark.usefixtures("roots")
+def test_rule_se1_cleaners_neither_read_nor_remove_a_folder_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RunPlace("t-00000013")
+    for folder in (place.socket_folder, place.shm_folder):
+        folder.mkdir()
+    (place.shm_folder / "owner").write_text(f"{place.run_id}/{DEAD}")
+    os.mkfifo(place.socket_folder / "owner")  # nobody writes: to open it would take for ever
+    give_away(place.socket_folder, monkeypatch)
+    assert len(clean_leftovers(place.run_id)) == 1
+    assert not place.shm_folder.exists()
+    assert place.socket_folder.exists()
+
+
 @pytest.mark.usefixtures("roots")
 def test_leftovers_of_a_dead_run_are_found_by_its_id_and_cleaned() -> None:
     dead, alive = RunPlace("t-00000002"), RunPlace("t-00000003")
@@ -135,19 +219,27 @@ def test_kill_marked_spares_other_runs() -> None:
 
 
 @pytest.mark.usefixtures("roots")
-def test_servers_of_ray_are_known_by_the_files_they_hold() -> None:
+def test_agents_of_ray_are_known_by_the_files_they_hold_and_readers_of_those_are_spared() -> None:
     place = RunPlace("t-00000009")
     place.ray_folder.mkdir(parents=True)
+    titled = ["ray::DashboardAgent", "600"]
     with (place.ray_folder / "agent.out").open("w") as file:
-        server = subprocess.Popen(["sleep", "600"], stdout=file)
+        agent = subprocess.Popen(titled, executable="/bin/sleep", stdout=file)
+        reader = subprocess.Popen(["sleep", "600"], stdout=file)
+        other = subprocess.Popen(
+            titled, executable="/bin/sleep", stdout=file, env={VARIABLE: f"t-another/{os.getpid()}/1"}
+        )
     try:
-        assert processes_of(place) == [server.pid]
+        assert processes_of(place) == [agent.pid]
         assert kill_marked(place) == 1
-        assert server.wait() == -9
+        assert agent.wait() == -9
         assert processes_of(place) == []
+        assert reader.poll() is None
+        assert other.poll() is None
     finally:
-        server.kill()
-        server.wait()
+        for process in (agent, reader, other):
+            process.kill()
+            process.wait()
 
 
 CLAIM = """

@@ -18,7 +18,7 @@ from relax.runtime.config import RayConfig
 from relax.runtime.host import Home, HostError, HostSpec, Placed, Resources
 from relax.runtime.place import Claim, RunPlace, processes_of, run_id_of
 from relax.runtime.process import state_of
-from relax.runtime.ray import RayLauncher, died, host_resources
+from relax.runtime.ray import RayLauncher, build_ray, died, host_resources
 from relax.runtime.ray_cluster import RayCluster
 from relax.runtime.supervision import HostView, Supervision
 from relax.runtime.supervisor import LivenessPolicy, Phase, Report, RestartPolicy, Supervisor
@@ -327,6 +327,17 @@ async def test_one_process_has_one_connection(cluster: RayCluster, claim: Claim)
     with pytest.raises(UserError, match="connected to a Ray cluster already"):
         await RayCluster(claim.place, "127.0.0.1:1").open(claim.mark)
     assert ray.is_initialized()
+
+
+async def test_rule_se1_a_run_whose_place_is_not_its_own_is_told_so_before_anything_starts(tmp_path: Path) -> None:
+    folder = RunPlace(run_id_of(tmp_path)).socket_folder
+    folder.symlink_to(tmp_path)
+    try:
+        with pytest.raises(UserError, match=rf"cannot have its folders on this machine: {folder} is a link or a file"):
+            async with build_ray(RayConfig(), tmp_path):
+                pass
+    finally:
+        folder.unlink()
 
 
 def test_a_death_is_told_in_words() -> None:

@@ -91,6 +91,24 @@ def test_rule_rr6_a_stop_that_fails_is_said_and_the_run_is_cancelled() -> None:
     assert ended == []
 
 
+def test_rule_rr6_a_run_that_ends_before_it_can_be_asked_to_stop_is_finished() -> None:
+    class Ended(Fake):
+        async def execute(self) -> dict[str, object]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.01)
+            self._stop.set()  # the stop, which waits for this, fails when this has returned
+            return {"steps": 3}
+
+        async def stop(self) -> None:
+            await self._stop.wait()
+            raise RelaxError("nobody is there any more")
+
+    outcome, said, ended = launched(Ended("ends"))
+    assert outcome == Outcome({"steps": 3}, signal.SIGTERM)
+    assert len(said) == 1
+    assert ended == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_rule_rr6_a_blocked_loop_says_at_once_and_ends_after_the_grace_time(number: int) -> None:
     said: list[str] = []

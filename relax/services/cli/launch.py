@@ -117,6 +117,8 @@ class Interruption:
         except TimeoutError:
             self._say(f"no safe point within run.grace_s ({self._grace_s:g} s); ending without a new checkpoint")
         except Exception as error:
+            if task.done():
+                return  # it had ended, as its outcome says
             self._say(f"the run cannot be asked to stop: {error!r}; ending without a new checkpoint")
         finally:
             task.cancel()

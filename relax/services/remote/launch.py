@@ -21,7 +21,7 @@ from relax.runtime.supervision import HostView, Supervision
 from relax.runtime.supervisor import GiveUp, Report
 from relax.runtime.table import RUNTIMES
 from relax.runtime.task import TaskSet
-from relax.runtime.wire_client import WireClient
+from relax.runtime.wire_client import LinkError, WireClient
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.feed import pass_on
@@ -63,10 +63,19 @@ class RemoteRun:
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
         self._attached: dict[str, Mapping[str, Json]] = {}
-        self._stopping = self._paused = False
+        self._stopping = self._paused = self._is_over = False
+        self._summary: dict[str, Json] | None = None
 
     async def execute(self) -> dict[str, Json]:
-        """Run to the end, or to a requested stop; returns the summary."""
+        """Run to the end, or to a requested stop; returns the summary, also when it is cancelled after that."""
+        try:
+            return await self._execute()
+        except asyncio.CancelledError:
+            if self._summary is None:
+                raise
+            return self._summary
+
+    async def _execute(self) -> dict[str, Json]:
         runtime = self._config.runtime
         assert isinstance(runtime, RayConfig)
         async with AsyncExitStack() as stack:
@@ -93,10 +102,18 @@ class RemoteRun:
         raise AssertionError("the block above returns or raises")
 
     async def stop(self) -> None:
-        """Ask the run to stop at the next safe point; it then checkpoints and ends. Before anything has started it is remembered."""
+        """Ask the run to stop at the next safe point; it then checkpoints and ends. Before anything has started it is remembered.
+
+        A run that is over, and only has its processes to end, goes on with that.
+        """
         self._stopping = True
-        if self._client is not None:
+        if self._client is None or self._is_over:
+            return
+        try:
             await self._client.call("control", "stop")
+        except LinkError:
+            if not self._is_over:  # else the controller was gone, and who waited for another one has closed the client
+                raise
 
     async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
         try:
@@ -104,9 +121,12 @@ class RemoteRun:
         except HostError as error:
             await self._stop_with_checkpoint(hosts)
             raise RelaxError(str(error)) from error
+        finally:
+            self._is_over = True
         if "error" in summary:
             kind = UserError if summary["kind"] == "user" else RelaxError
             raise kind(str(summary["error"]))
+        self._summary = summary
         return summary
 
     async def _stop_with_checkpoint(self, hosts: Supervision) -> None:

@@ -1,0 +1,91 @@
+"""A remote run that is asked to stop when it is over already (RR6). What its processes do is made up: it has none."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax.core.error import RelaxError
+from relax.core.message import Json
+from relax.runtime.host import HostError
+from relax.services.cli.launch import Outcome, launch
+from relax.services.directory import RunDirectory
+from relax.services.monitors.hub import MonitorHub
+from relax.services.remote.launch import RemoteRun
+from relax.services.remote.role import roles_of
+from tests.e2e.tiny import tiny_config
+
+SUMMARY: dict[str, Json] = {"steps": 8}
+
+
+class Hosts:
+    """`Supervision` of hosts that nobody reaches. A SIGTERM comes `when` the controller has ended but nobody has seen it, or at the
+    `close`, which takes `close_s`. The controller's result is `result`, or it is given up."""
+
+    home = None
+
+    def __init__(self, when: str, result: dict[str, Json] | None = SUMMARY, close_s: float = 0.05) -> None:
+        self._when, self._result, self._close_s = when, result, close_s
+
+    @asynccontextmanager
+    async def build(self, *_: Any, **__: Any) -> AsyncIterator["Hosts"]:
+        try:
+            yield self
+        finally:
+            await self._signal("close")
+            await asyncio.sleep(self._close_s)
+
+    def want(self, hosts: Any) -> None:
+        pass
+
+    def view(self) -> list[Any]:
+        return []
+
+    async def until_finished(self, name: str) -> dict[str, Json]:
+        await self._signal("unseen")
+        if self._result is None:
+            raise HostError("controller failed 3 times")
+        return self._result
+
+    async def _signal(self, when: str) -> None:
+        if when == self._when:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+
+
+def launched(folder: Path, hosts: Hosts, grace_s: float = 30.0) -> tuple[Outcome, list[str]]:
+    config = tiny_config(folder, runtime={"type": "ray"})
+    said: list[str] = []
+    with RunDirectory(folder / "tiny") as directory:
+        run = RemoteRun(config, directory, MonitorHub([]), roles_of(config), build=hosts.build)  # type: ignore[arg-type]
+        outcome = launch(run, grace_s, said.append, lambda code: said.append(f"ended with {code}"))
+    return outcome, said
+
+
+@pytest.mark.parametrize("when", ["unseen", "close"])
+def test_rule_rr6_a_run_that_is_over_when_it_is_asked_to_stop_is_finished(tmp_path: Path, when: str) -> None:
+    outcome, said = launched(tmp_path, Hosts(when))
+    assert outcome == Outcome(SUMMARY, signal.SIGTERM)
+    assert len(said) == 1
+    assert "stopping at the next safe point" in said[0]
+
+
+def test_rule_rr6_a_run_that_is_over_is_finished_even_when_its_end_takes_longer_than_the_grace_time(
+    tmp_path: Path,
+) -> None:
+    outcome, _ = launched(tmp_path, Hosts("close", close_s=20.0), grace_s=0.1)
+    assert outcome == Outcome(SUMMARY, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("when", ["unseen", "close"])
+@pytest.mark.parametrize("result", [None, {"error": "controller failed 3 times", "kind": "run"}])
+def test_rule_rr6_a_run_that_has_failed_when_it_is_asked_to_stop_fails(
+    tmp_path: Path, when: str, result: dict[str, Json] | None
+) -> None:
+    with pytest.raises(RelaxError, match="controller failed 3 times"):
+        launched(tmp_path, Hosts(when, result))
