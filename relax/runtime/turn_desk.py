@@ -7,7 +7,7 @@ nothing before all who may be computing were heard of; one that has lost a conne
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -93,9 +93,14 @@ class _DeskPort:
 
 @dataclass(slots=True)
 class _Client:
-    """One process: its orders that were not fetched yet, and the connection (`epoch`) that they are for."""
+    """One process: its orders that were not fetched yet, and the connection (`epoch`) that they are for.
+
+    `incarnation` is None where nobody knows it. `is_missed`: the last look at all processes did not see it.
+    """
 
     epoch: int = 0
+    incarnation: int | None = None
+    is_missed: bool = False
     number: int = 0
     orders: deque[Order] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,10 +113,14 @@ class _Client:
 
 
 class TurnDesk:
-    """Served under a name of the controller's choice. `gone` is its own to call, when a process is dead for good."""
+    """Served under a name of the controller's choice. `gone` and `saw` are its own to call, when a process is dead for good.
 
-    def __init__(self, turns: DeviceTurns) -> None:
+    `incarnation` tells which process of a name has a connection now.
+    """
+
+    def __init__(self, turns: DeviceTurns, incarnation: Callable[[str], int | None] = lambda name: None) -> None:
         self.turns = turns
+        self._incarnation = incarnation
         self._clients: dict[str, _Client] = {}
 
     def wait_for_the_living(self, devices: Iterable[str], seconds: float = COME_S) -> None:
@@ -126,7 +135,7 @@ class TurnDesk:
             if standing.holds:  # what it has is granted to nobody else between its old place and its new one
                 self.turns.expect(standing.device, standing.holder)
         self.gone(name)
-        client = self._clients[name] = _Client(epoch)
+        client = self._clients[name] = _Client(epoch, self._incarnation(name))
         for standing in standings:
             self._join(client, standing)
 
@@ -175,6 +184,18 @@ class TurnDesk:
             port.end_move()
         client.epoch = -1
         client.changed.set()
+
+    def saw(self, living: Mapping[str, int]) -> None:
+        """A look at all processes: by name, the first incarnation that may live; earlier ones, and names that it lacks, are dead.
+
+        A look may be older than a connection, so a name must be lacking twice. A lost connection says nothing of a process that
+        may live: it may be computing, and keeps its turn.
+        """
+        for name, client in list(self._clients.items()):
+            was_missed, client.is_missed = client.is_missed, name not in living
+            is_earlier = client.incarnation is not None and client.incarnation < living.get(name, 0)
+            if is_earlier or (was_missed and client.is_missed):
+                self.gone(name)
 
     def _join(self, client: _Client, standing: Standing) -> None:
         port = client.ports[standing.holder] = _DeskPort(standing.holder, client, self.turns)

@@ -238,8 +238,8 @@ class Assembly:
 
     # --- engines ---
 
-    def engine(self, name: str, node: Any = None) -> Any:
-        """An inference engine with a model and a thread of its own, by `rollout.engine` or `node`. It has yet to load a version."""
+    def engine(self, name: str, node: Any = None, role: str = "") -> Any:
+        """By `rollout.engine` or `node`, with a model and a thread of its own, on the device of `role`. It has yet to load a version."""
         node = node or self.config.rollout.engine
         if self.config.rollout.max_context_tokens is not None:
             node = node.model_copy(update={"max_context_tokens": self.config.rollout.max_context_tokens})
@@ -248,7 +248,7 @@ class Assembly:
             # A server elsewhere computes: of the model here only names and shapes are read.
             model=self._fresh_model("cpu") if isinstance(node, SglangEngineConfig) else self.copy_model(),
             vocabulary=self.vocabulary,
-            compute=self.compute(name),
+            compute=self.compute(role or name),
             name=name,
             deterministic=self.config.run.deterministic,
             clock=self.clock,
@@ -257,7 +257,7 @@ class Assembly:
             decode=self._decoder() if self.config.rollout.sampling.stop else None,
         )
         self._engines.append(engine)
-        self.sharing.add(name, engine)
+        self.sharing.add(role or name, engine)
         return engine
 
     def _decoder(self) -> Decode:

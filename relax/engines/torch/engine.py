@@ -163,8 +163,10 @@ class TorchEngine:
         self._standing.state = "closed"
         self._batcher.interrupted = True
         if self._drive_task is not None:
+            # It may wait for a turn that nobody grants any more. A burst under way ends on its thread, before what follows there.
+            self._drive_task.cancel()
             await asyncio.wait({self._drive_task})
-        await self._compute.run(self._batcher.fail_all, f"engine {self._name} was closed")
+        await self._fail_all(f"engine {self._name} was closed")
 
     # --- device turns, on the compute thread between two bursts (DT) ---
 
@@ -208,9 +210,14 @@ class TorchEngine:
                 await self._compute.run(self._batcher.step, self._config.burst)
         except Exception as error:
             self._standing.failed = f"{type(error).__name__}: {error}"
-            await self._compute.run(self._batcher.fail_all, f"engine {self._name} failed: {self._standing.failed}")
+            await self._fail_all(f"engine {self._name} failed: {self._standing.failed}")
         finally:
             self._drive_task = None
+
+    async def _fail_all(self, reason: str) -> None:
+        """On the compute thread, without a turn where the device is shared: nothing is computed, and there may be no turns any more."""
+        run = getattr(self._compute, "run_aside", self._compute.run)
+        await run(self._batcher.fail_all, reason)
 
     def _deliver(self, results: list[Result]) -> None:
         """On the compute thread: hand results over to the event loop at once, in the middle of a burst too."""

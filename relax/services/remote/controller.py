@@ -43,6 +43,8 @@ from relax.training.checkpoint import CheckpointStore
 
 _report = logging.getLogger(__name__)
 
+WITHOUT_PROCESS = ("pending", "finished", "stopped", "given up")
+"""Phases of a host whose process has ended, unless it has a `pid`: then it could not be killed."""
 MAX_STUCK = 20
 """Attempts in a row without a new snapshot before the run is given up."""
 
@@ -56,7 +58,8 @@ class ControllerProcess:
         self._config = load_config([self._directory.config])
         self._weights = WeightDesk(self._config.weights, RunPlace(spec.run_id), self._directory, spec.control)
         self._feed = Feed(spec.incarnation << 40)
-        self._turns = TurnDesk(DeviceTurns(LoopClock(), self._config.runtime.min_turn_s))  # type: ignore[attr-defined]
+        turns = DeviceTurns(LoopClock(), self._config.runtime.min_turn_s)  # type: ignore[attr-defined]
+        self._turns = TurnDesk(turns, self._incarnation)
         targets = {"control": self, "feed": self._feed, "turns": self._turns, **self._weights.targets}
         self._server = WireServer(targets, spec.secret, on_gone=self._gone, max_frame_bytes=FRAME_BYTES)
         self._run: Run | None = None
@@ -77,7 +80,8 @@ class ControllerProcess:
     async def saw(
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
     ) -> None:
-        """See `RunControl.saw`."""
+        """See `RunControl.saw`. What a dead process had on a device is free."""
+        self._turns.saw(first_living(views))
         await self._control.saw(list(views), was_paused, attached)
 
     async def orders(self, after: int) -> Orders:
@@ -91,6 +95,11 @@ class ControllerProcess:
         if self._run is None or self._site is None or not self._site.is_open:
             return None
         return self._run, self._site
+
+    def _incarnation(self, host: str) -> int | None:
+        """Of the process that came last, as far as the attempt under way knows."""
+        entry = None if self._site is None else self._site.desk.hosts.get(host)
+        return None if entry is None else entry.arrival.incarnation
 
     async def execute(self) -> dict[str, Json]:
         if self._spec.incarnation > 1:
@@ -182,6 +191,13 @@ class ControllerProcess:
         # A connection that was half dead may end long after its host, or the next of that name, has come with another one.
         if self._site is not None and all(one.name != caller.name for one in self._server.callers):
             self._site.gone(caller.name)
+
+
+def first_living(views: Sequence[Mapping[str, Json]]) -> dict[str, int]:
+    """By host, the first incarnation that may have a process: a host has the next one only after the last one has ended."""
+    return {
+        view["host"]: view["incarnation"] + (view["phase"] in WITHOUT_PROCESS and view["pid"] is None) for view in views
+    }
 
 
 async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Json]:

@@ -34,12 +34,14 @@ class EngineSeat:
         self._host = host
         self._name = host.spec.host
         self._is_own = host.spec.server is None
+        # A host of the configuration may have any name, and then carries the run's only engine: `runtime.devices` speaks of roles.
+        self._role = "engine-0" if self._is_own and not self._name.startswith("engine-") else self._name
 
     async def start(self, tasks: TaskSet) -> None:
         host, assembly, name = self._host, self._host.assembly, self._name
         host.busy("loading the model", "engine")
         node = self._node()
-        engine = assembly.engine(name, node)
+        engine = assembly.engine(name, node, self._role)
         self._capacity: int = node.slots
         self._updater = EngineUpdater(
             name,
@@ -48,7 +50,7 @@ class EngineSeat:
             mode=host.config.rollout.on_load,
             on_live=self._on_live,
             on_failed=self._on_failed,
-            timeouts=update_timeouts(assembly.sharing.is_shared(name), node),
+            timeouts=update_timeouts(assembly.sharing.is_shared(self._role), node),
         )
         assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
         is_elsewhere = isinstance(node, SglangEngineConfig)
