@@ -25,6 +25,17 @@ async def test_rule_rr2_a_host_that_comes_while_its_old_connection_still_counts_
     assert again == ["trainer"], "its end was seen"
 
 
+async def test_a_host_that_has_come_again_meanwhile_is_not_taken_for_lost() -> None:
+    desk = Desk()
+    await desk.arrive(arrival())
+    lost = desk.hosts["trainer"]
+    await desk.arrive(arrival(incarnation=2))
+    await desk.gone("trainer", lost)
+    assert desk.hosts["trainer"].arrival.incarnation == 2
+    await desk.gone("trainer", desk.hosts["trainer"])
+    assert desk.hosts == {}
+
+
 async def test_who_asks_for_a_role_waits_for_the_next_process_of_it() -> None:
     desk = Desk()
     await desk.arrive(arrival("judge"))

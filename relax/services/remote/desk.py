@@ -144,9 +144,13 @@ class Desk:
         self._notice, self._bus = None, None
         self.changed.notify()
 
-    async def gone(self, host: str) -> None:
-        """A host's connection is lost: what its roles hold goes back at once."""
-        entry = self.hosts.pop(host, None)
+    async def gone(self, host: str, lost: HostEntry | None = None) -> None:
+        """A host's connection is lost: what its roles hold goes back at once. Unless it has come again since `lost` was known: then that
+        was settled."""
+        entry = self.hosts.get(host)
+        if lost is not None and entry is not lost:
+            return
+        self.hosts.pop(host, None)
         if entry is not None and self._bus is not None:
             for holder in {*entry.arrival.holders, host}:  # the host's own name: it wrote a segment under it
                 await self._bus.drop_holder(holder)

@@ -272,7 +272,7 @@ class RemoteSite:
         entry = self.desk.hosts.get(host)
         if entry is None:
             return
-        self._soon(self.desk.gone(host))
+        self._soon(self.desk.gone(host, entry))
         self._lost_trainer(entry.arrival)
         if "engine" in entry.arrival.roles:
             self._soon(self.fleet.lose(host, entry.arrival.incarnation, "its connection was lost"))
