@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
 from relax.services.control.request import Attach, Pause, Scale
+from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import FleetRegistry
 from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
@@ -16,6 +18,10 @@ from tests.e2e.tiny import run_root, tiny_config
 
 LAB = Attach("lab", "http://10.0.0.7:30000", 4)
 VIEWS = [{"host": "trainer", "roles": ["trainer"], "phase": "ready"}]
+
+
+def control_of(config: RunConfig) -> RunControl:
+    return RunControl(config, RunDirectory(run_root(config)), lambda: None)
 
 
 def test_a_server_may_be_attached_and_asked_for_again(tmp_path: Path) -> None:
@@ -47,7 +53,7 @@ def test_one_name_and_one_server_are_one_engine(tmp_path: Path, request_: Attach
 
 
 async def test_a_controller_that_was_told_nothing_changes_no_processes(tmp_path: Path) -> None:
-    control = RunControl(tiny_config(tmp_path), lambda: None)
+    control = control_of(tiny_config(tmp_path))
     for request in (LAB, Scale({"rollout": 2})):
         with pytest.raises(RelaxError, match="ask again in a moment"):
             control.plan(request)
@@ -69,7 +75,7 @@ async def test_rule_rr8_an_engine_that_works_is_drained_by_a_controller_that_it_
         async def drain(self, name: str, reason: str, timeout_s: float) -> Any:
             drained.append(name)
 
-    control = RunControl(tiny_config(tmp_path), lambda: None)
+    control = control_of(tiny_config(tmp_path))
     views = [
         {"host": f"engine-{number}", "roles": ["engine"], "phase": phase}
         for number, phase in enumerate(("ready", "starting"))
@@ -89,7 +95,7 @@ async def test_the_folder_of_a_server_that_never_served_goes_with_its_process(
         return [*VIEWS, lab] if phase else [*VIEWS]
 
     config = tiny_config(tmp_path)
-    control = RunControl(config, lambda: None)
+    control = control_of(config)
     await control.saw(VIEWS, False, {})
     attaching = asyncio.ensure_future(control.perform(LAB, lambda text: None))
     await asyncio.sleep(0)
@@ -105,3 +111,16 @@ async def test_the_folder_of_a_server_that_never_served_goes_with_its_process(
     assert folder.exists(), "its process may still read it"
     await control.saw(views(phases[1]), False, {})
     assert not folder.exists()
+
+
+async def test_a_run_that_was_copied_clears_its_own_folder_and_not_that_of_the_other(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    here, other = tmp_path / "copied" / "attached" / "lab", run_root(config) / "attached" / "lab"
+    for folder in (here, other):
+        folder.mkdir(parents=True)
+    control = RunControl(config, RunDirectory(tmp_path / "copied"), lambda: None)
+    await control.saw(VIEWS, False, {"lab": server_of(LAB)})
+    control._set_attached({})
+    await control.saw(VIEWS, False, {})
+    assert not here.exists()
+    assert other.exists()

@@ -7,7 +7,6 @@ import asyncio
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from relax.config.tree import RunConfig
@@ -29,7 +28,8 @@ from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import EngineEntry
 from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
-from relax.services.remote.order import REPLICATED, Orders, replica_change, replica_number
+from relax.services.remote.host_table import ENDED, HostTable
+from relax.services.remote.order import REPLICATED, Orders, replica_change
 from relax.services.remote.role import role_rows
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
@@ -45,20 +45,23 @@ FETCH_S = 20.0
 REPORT_S = 60.0
 """How long an engine that works may take to report to a controller that is new."""
 FOREVER_S = 1e6
-ENDED = ("stopped", "finished", "given up")
-OVER = (*ENDED, "stopping")
-"""Phases of a host that is not there any more, or soon will not be."""
 
 Answer = TypeVar("Answer")
 
 
 class RunControl:
-    """`find` gives the attempt at the run that is under way, None between two. A restarted controller gives a higher `first`
-    number to its orders than any before."""
+    """`directory` is where the run is, which may have been moved since it was configured. `find` gives the attempt at the run that
+    is under way, None between two. A restarted controller gives a higher `first` number to its orders than any before."""
 
-    def __init__(self, config: RunConfig, find: Callable[[], tuple[Run, RemoteSite] | None], first: int = 0) -> None:
-        self._config, self._find = config, find
-        self._views: Sequence[Mapping[str, Json]] = ()
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        find: Callable[[], tuple[Run, RemoteSite] | None],
+        first: int = 0,
+    ) -> None:
+        self._config, self._directory, self._find = config, directory, find
+        self._hosts = HostTable()
         self._orders = Orders(first)
         self._attached: dict[str, Mapping[str, Json]] = {}
         self._leaving: set[str] = set()
@@ -74,12 +77,12 @@ class RunControl:
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
     ) -> None:
         """How the launcher sees every host now; whether an earlier controller had paused the run, and what it had attached."""
-        self._views, self._was_told = views, True
+        self._hosts.views, self._was_told = views, True
         if self._orders.attached is None:
             self._attached = dict(attached)
         if self._orders.paused is None and was_paused:
             await self._pause(True)
-        lost = {str(view["host"]) for view in views if view["phase"] == "given up"}
+        lost = self._hosts.given_up()
         for role, names in self._orders.replicas.items():
             if lost & set(names):
                 self._order(role, tuple(name for name in names if name not in lost))
@@ -93,7 +96,7 @@ class RunControl:
 
     @property
     def views(self) -> Sequence[Mapping[str, Json]]:
-        return self._views
+        return self._hosts.views
 
     # --- looks ---
 
@@ -109,7 +112,7 @@ class RunControl:
         return {**state, "state": "running", **controller.status(), "account": controller.account.counts()}
 
     def roles(self) -> Sequence[RoleStatus]:
-        return [row for view in self._views for row in role_rows(view)]
+        return [row for view in self._hosts.views for row in role_rows(view)]
 
     def engines(self) -> Sequence[EngineEntry]:
         found = self._find()
@@ -127,7 +130,7 @@ class RunControl:
                 self._known_engine(name)
                 return [f"drain {name} by its requests in flight, then end its process"]
             case Restart(role=role):
-                return [f"end the process {self._host_of(role)} and start it anew"]
+                return [f"end the process {self._hosts.host_of(role)} and start it anew"]
             case Pause():
                 return [] if self.is_paused else ["admit no new groups"]
             case Resume():
@@ -139,7 +142,7 @@ class RunControl:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")
                 return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
             case Attach(name=name, url=url):
-                check_attachable(request, self._config, self._attached, self._views)
+                check_attachable(request, self._config, self._attached, self._hosts.views)
                 return [f"start {name}, which has {url} load every version and sample"]
 
     async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
@@ -153,7 +156,7 @@ class RunControl:
                     await self._drain([name], "engine", say)
                 return {"engines": len(self.replicas("engine"))}
             case Restart(role=role):
-                return await self._restart(self._host_of(role), say)
+                return await self._restart(self._hosts.host_of(role), say)
             case Pause() | Resume():
                 await self._pause(isinstance(request, Pause))
                 return {"paused": self.is_paused}
@@ -190,7 +193,7 @@ class RunControl:
 
     async def _start(self, role: str, before: Sequence[str], added: Sequence[str], say: Say) -> None:
         """Cancelled, the new ones are ended again; when one cannot be had, those are that do not work yet."""
-        works, since = list(before), {name: self._incarnation(name) for name in added}
+        works, since = list(before), {name: self._hosts.incarnation(name) for name in added}
         self._order(role, (*before, *added))
         try:
             for name in added:
@@ -210,17 +213,19 @@ class RunControl:
         if role == "engine":
             work = self._ask_fleet(lambda fleet: fleet.served(name, START_S))
         else:
-            work = self._until(lambda: self._phase(name) == "ready", START_S, f"{name} is not ready")
+            work = self._until(lambda: self._hosts.phase(name) == "ready", START_S, f"{name} is not ready")
         await self._unless_given_up(name, work, since)
 
     async def _unless_given_up(self, name: str, work: Coroutine[Any, Any, Any], since: int) -> None:
         """Raises RelaxError when a later incarnation than `since` was given up: the launcher may not have acted yet."""
         asked = await self._unless(
-            lambda: self._phase(name) == "given up" and self._incarnation(name) > since,
+            lambda: self._hosts.phase(name) == "given up" and self._hosts.incarnation(name) > since,
             work,
         )
         if asked is None:
-            raise RelaxError(f"{name} was given up: {self._view(name)['error']}; see its log in the run's folder logs")
+            raise RelaxError(
+                f"{name} was given up: {self._hosts.view(name)['error']}; see its log in the run's folder logs"
+            )
         asked.result()
 
     async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
@@ -231,14 +236,16 @@ class RunControl:
         left = tuple(name for name in self.replicas(role) if name not in names)
         self._order(role, left)
         say(f"{', '.join(names)}: ended")
-        await self._until(lambda: not set(names) & set(self._seen(role)), DRAIN_S, f"{names} have not ended")
+        await self._until(
+            lambda: not set(names) & set(self._hosts.carrying(role, self._attached)), DRAIN_S, f"{names} have not ended"
+        )
 
     # --- engines that somebody else runs ---
 
     async def _attach(self, request: Attach, say: Say) -> None:
         """Cancelled, or when it fails, it is let go again. How long it may take is the operation's to know."""
-        check_attachable(request, self._config, self._attached, self._views)  # again: others may have come first
-        since = self._incarnation(request.name)
+        check_attachable(request, self._config, self._attached, self._hosts.views)  # again: others may have come first
+        since = self._hosts.incarnation(request.name)
         self._set_attached({**self._attached, request.name: server_of(request)})
         say(f"{request.name} starts, and has {request.url} load the newest version")
         try:
@@ -257,9 +264,8 @@ class RunControl:
 
     async def _clear_folders(self) -> None:
         """Of engines that were let go, or never came to serve, once their process has ended."""
-        folders = RunDirectory(Path(self._config.run.directory) / self._config.run.name).attached
-        for name in [name for name in self._leaving if self._phase(name) in ("", *ENDED)]:
-            await asyncio.to_thread(shutil.rmtree, folders / name, ignore_errors=True)
+        for name in [name for name in self._leaving if self._hosts.phase(name) in ("", *ENDED)]:
+            await asyncio.to_thread(shutil.rmtree, self._directory.attached / name, ignore_errors=True)
             self._leaving.discard(name)
 
     def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
@@ -269,22 +275,22 @@ class RunControl:
 
     async def _drain_all(self, fleet: FleetService, names: Sequence[str]) -> None:
         """Those that have reported: one that still starts has no requests. One that works reports to each controller."""
-        works = [name for name in names if self._phase(name) in ("ready", "probing")]
+        works = [name for name in names if self._hosts.phase(name) in ("ready", "probing")]
         await asyncio.gather(*(fleet.reported(name, REPORT_S) for name in works))
         there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
         await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
 
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
-        before = self._view(host)["incarnation"]
+        before = self._hosts.view(host)["incarnation"]
         number = self._orders.number + 1
         self._ask_launcher(restarts=(*self._orders.restarts[-16:], (number, host)))
         say(f"{host} is ended")
         await self._until(
-            lambda: self._view(host)["incarnation"] > before and self._phase(host) == "ready",
+            lambda: self._hosts.view(host)["incarnation"] > before and self._hosts.phase(host) == "ready",
             START_S,
             f"{host} is not back",
         )
-        return {"host": host, "incarnation": self._view(host)["incarnation"]}
+        return {"host": host, "incarnation": self._hosts.view(host)["incarnation"]}
 
     def _order(self, role: str, hosts: tuple[str, ...]) -> None:
         self._ask_launcher(replicas={**self._orders.replicas, role: hosts})
@@ -305,38 +311,12 @@ class RunControl:
     def replicas(self, role: str) -> tuple[str, ...]:
         """The hosts that are to carry a replicated role, by number: as ordered last, else as the launcher sees them."""
         ordered = self._orders.replicas.get(role)
-        return self._seen(role) if ordered is None else ordered  # what the launcher sees may be a second old
-
-    def _seen(self, role: str) -> tuple[str, ...]:
-        names = [
-            view["host"]
-            for view in self._views
-            if role in view["roles"] and view["phase"] not in OVER and view["host"] not in self._attached
-        ]
-        return tuple(sorted(names, key=replica_number))
+        return (
+            self._hosts.carrying(role, self._attached) if ordered is None else ordered
+        )  # what the launcher sees may be a second old
 
     def _scalable(self) -> list[str]:
         return [name for name, role in REPLICATED.items() if self.replicas(role)]
-
-    def _view(self, host: str) -> Mapping[str, Json]:
-        for view in self._views:
-            if view["host"] == host:
-                return view
-        raise RelaxError(f"{host} is not part of the run any more")
-
-    def _incarnation(self, host: str) -> int:
-        return next((int(view["incarnation"]) for view in self._views if view["host"] == host), 0)
-
-    def _phase(self, host: str) -> str:
-        return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
-
-    def _host_of(self, role: str) -> str:
-        """The host that a role or host name means. Raises UserError."""
-        for view in self._views:
-            if role == view["host"] or (role in view["roles"] and role not in REPLICATED.values()):
-                return str(view["host"])
-        known = ", ".join(str(view["host"]) for view in self._views)
-        raise UserError(f"there is no role {role!r}; roles: {known}")
 
     def _known_engine(self, name: str) -> None:
         if name not in {one.name for one in self.engines() if one.state != "gone"} | set(self._attached):
