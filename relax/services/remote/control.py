@@ -30,7 +30,7 @@ from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
 from relax.services.remote.host_table import ENDED, HostTable
 from relax.services.remote.order import REPLICATED, Orders, replica_change
-from relax.services.remote.role import role_rows
+from relax.services.remote.role import role_rows, roles_of
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
 from relax.services.run import Run
@@ -150,6 +150,7 @@ class RunControl:
             case Scale(replicas=replicas):
                 return {role: await self._scale(role, wanted, say) for role, wanted in replicas.items()}
             case Detach(name=name):
+                self._known_engine(name)  # again: others may have gone meanwhile
                 if name in self._attached:
                     await self._let_go(name, say)
                 else:
@@ -172,7 +173,7 @@ class RunControl:
 
     def _scale_plan(self, role: str, wanted: int) -> list[str]:
         replicated = REPLICATED.get(role)
-        if replicated is None or not self.replicas(replicated):
+        if replicated is None or role not in self._scalable():
             raise UserError(f"role {role!r} has no replicas here; roles that have: {', '.join(self._scalable())}")
         if not 1 <= wanted <= MAX_REPLICAS:
             raise UserError(f"{role}={wanted}: give a number of replicas from 1 to {MAX_REPLICAS}")
@@ -316,14 +317,17 @@ class RunControl:
         )  # what the launcher sees may be a second old
 
     def _scalable(self) -> list[str]:
-        return [name for name, role in REPLICATED.items() if self.replicas(role)]
+        """Also what has lost its last replica."""
+        needed = roles_of(self._config)
+        return [name for name, role in REPLICATED.items() if role in needed]
 
     def _known_engine(self, name: str) -> None:
-        if name not in {one.name for one in self.engines() if one.state != "gone"} | set(self._attached):
-            known = ", ".join(one.name for one in self.engines() if one.state != "gone") or "none"
-            raise UserError(f"there is no engine {name!r}; engines: {known}")
+        own = self.replicas("engine")
+        known = {one.name for one in self.engines() if one.state != "gone"} | {*self._attached, *own}
+        if name not in known:
+            raise UserError(f"there is no engine {name!r}; engines: {', '.join(sorted(known)) or 'none'}")
         takes = [one.name for one in self.engines() if one.takes_requests]
-        if takes == [name] or self.replicas("engine") == (name,):
+        if takes == [name] or own == (name,):
             raise UserError(f"{name} is the only engine; add one first, with scale rollout=2")
 
     # --- the attempt ---
