@@ -67,7 +67,7 @@ class World:
         await turns()
 
     def ask(self, request: Request) -> "asyncio.Task[Any]":
-        return asyncio.create_task(self.control.perform(request, self.said.append))  # type: ignore[arg-type]
+        return asyncio.create_task(asyncio.wait_for(self.control.perform(request, self.said.append), 5.0))
 
     async def replicas(self) -> tuple[str, ...] | None:
         return (await self.control.fetch(-1)).replicas.get("engine")

@@ -15,8 +15,8 @@ from relax.services.fleet_service import FleetService
 from relax.services.remote.attached import check_attachable, server_of
 from relax.services.remote.control import RunControl
 from tests.e2e.tiny import run_root, tiny_config
+from tests.services.control_world import LAB, World, turns
 
-LAB = Attach("lab", "http://10.0.0.7:30000", 4)
 VIEWS = [{"host": "trainer", "roles": ["trainer"], "phase": "ready"}]
 
 
@@ -124,3 +124,59 @@ async def test_a_run_that_was_copied_clears_its_own_folder_and_not_that_of_the_o
     await control.saw(VIEWS, False, {})
     assert not here.exists()
     assert other.exists()
+
+
+def folder_of(world: World, name: str = "lab") -> Path:
+    folder = world.directory.attached / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def test_a_server_that_was_given_up_is_let_go_of_and_can_be_attached_again(tmp_path: Path) -> None:
+    world = await World(tmp_path).open()
+    first = world.ask(LAB)
+    await turns()
+    world.host("lab", "engine")
+    await world.serve("lab")
+    await first
+    folder = folder_of(world)
+    world.host("lab", "engine", phase="given up", incarnation=3)
+    await world.fleet.lose("lab", 1, "it was killed")
+    await world.tell()
+    assert (await world.control.fetch(-1)).attached == {}
+    assert not folder.exists()
+
+    again = world.ask(LAB)
+    await turns()
+    assert (await world.control.fetch(-1)).attached == {}, "the launcher has yet to forget the one that it gave up"
+    del world.hosts["lab"]
+    await world.tell()
+    assert (await world.control.fetch(-1)).attached == {"lab": server_of(LAB)}
+    world.host("lab", "engine", incarnation=4)
+    await world.serve("lab", 4)
+    assert await again == {"engines": 3}
+
+
+async def test_a_server_that_is_given_up_while_it_is_asked_for_again_fails_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.host("lab", "engine", phase="pending", incarnation=3)
+    await world.tell(lab=server_of(LAB))
+    again = world.ask(LAB)
+    await turns()
+    world.host("lab", "engine", phase="given up", incarnation=3)
+    await world.tell(lab=server_of(LAB))
+    with pytest.raises(RelaxError, match="lab was given up: it was killed"):
+        await again
+
+
+async def test_a_new_controller_clears_what_the_one_before_it_could_not(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    attached, leaving, left = folder_of(world), folder_of(world, "leaving"), folder_of(world, "left")
+    world.host("lab", "engine")
+    world.host("leaving", "engine", phase="stopping")
+    await world.tell(lab=server_of(LAB))
+    assert (attached.exists(), leaving.exists(), left.exists()) == (True, True, False)
+    assert world.control.replicas("engine") == ("engine-0", "engine-1")
+    del world.hosts["leaving"]
+    await world.tell(lab=server_of(LAB))
+    assert (attached.exists(), leaving.exists()) == (True, False)

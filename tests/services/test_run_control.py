@@ -43,9 +43,13 @@ async def test_a_run_without_an_engine_gets_some_again(tmp_path: Path, is_new: b
         await world.fleet.lose(name, 1, "it was killed")
     await world.tell()
     assert world.control.plan(Scale({"rollout": 2})) == ["start engine-0", "start engine-1"]
-    world.hosts.clear()
     scaled = world.ask(Scale({"rollout": 2}))
     await turns()
+    if not is_new:
+        assert await world.replicas() is None, "the launcher has yet to forget those that it gave up"
+    world.hosts.clear()
+    await world.tell()
+    assert await world.replicas() == ("engine-0", "engine-1")
     for name in ("engine-0", "engine-1"):
         world.host(name, "engine", incarnation=2)
         await world.serve(name, 2)
