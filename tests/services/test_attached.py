@@ -1,6 +1,7 @@
 """What may be attached to a run, and what a controller that knows nothing yet may be asked."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,11 @@ async def test_rule_rr8_an_engine_that_works_is_drained_by_a_controller_that_it_
     ]
     await control.saw(views, False, {})
     fleet = Fleet(FleetRegistry())
-    await control._drain_all(fleet, ["engine-0", "engine-1"])
+    ended = list[str]()
+    for name in ("engine-0", "engine-1"):
+        await control._empty(fleet, name, partial(ended.append, name))
     assert drained == ["engine-0"], "one that starts has no requests"
+    assert ended == ["engine-0", "engine-1"]
 
 
 @pytest.mark.parametrize("phases", [("stopping", "stopped"), ("stopping", ""), ("ready", "given up")])

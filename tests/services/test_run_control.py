@@ -2,12 +2,20 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relax.core.error import UserError
+from relax.runtime.config import RayConfig
 from relax.services.control.request import Detach, Scale
-from tests.services.control_world import World, turns
+from relax.services.directory import RunDirectory
+from relax.services.monitors.hub import MonitorHub
+from relax.services.remote.attached import server_of
+from relax.services.remote.launch import RemoteRun
+from relax.services.remote.role import roles_of
+from tests.e2e.tiny import run_root, tiny_config
+from tests.services.control_world import LAB, World, turns
 
 
 async def test_rule_rr8_two_engines_that_are_detached_at_once_leave_one(tmp_path: Path) -> None:
@@ -62,3 +70,75 @@ async def test_a_role_that_the_run_does_not_have_is_not_scaled(tmp_path: Path) -
     world = await World(tmp_path).open()
     with pytest.raises(UserError, match="role 'trainer' has no replicas here; roles that have: rollout, reward"):
         world.control.plan(Scale({"trainer": 2}))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_rule_rr8_a_scale_in_that_is_cancelled_ends_what_was_drained_and_uses_the_rest(
+    tmp_path: Path, at_once: bool
+) -> None:
+    world = await World(tmp_path, engines=3).open()
+    scaled = world.ask(Scale({"rollout": 1}))
+    await turns()
+    entry = world.fleet.registry.find("engine-1")
+    assert entry is not None
+    assert entry.drain is not None
+    await world.fleet.leave("engine-1", 1, entry.drain)
+    if not at_once:
+        await turns()
+        assert await world.replicas() == ("engine-0", "engine-2")
+    scaled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scaled
+    await turns()
+    assert await world.replicas() == ("engine-0", "engine-2")
+    assert {one.name for one in world.fleet.registry if one.takes_requests} == {"engine-0", "engine-2"}
+
+
+async def test_rule_rr8_an_attached_engine_that_is_empty_when_its_detach_is_cancelled_is_let_go(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.host("lab", "engine")
+    await world.open()
+    await world.tell(lab=server_of(LAB))
+    detached = world.ask(Detach("lab"))
+    await turns()
+    entry = world.fleet.registry.find("lab")
+    assert entry is not None
+    assert entry.drain is not None
+    await world.fleet.leave("lab", 1, entry.drain)
+    detached.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await detached
+    await turns()
+    assert (await world.control.fetch(-1)).attached == {}
+
+
+@pytest.mark.parametrize(
+    ("role", "carried", "roles"), [("reward", "reward", ["reward", "advantage"]), ("rollout", "engine", ["engine"])]
+)
+async def test_a_role_in_a_host_with_a_name_is_not_scaled(
+    tmp_path: Path, role: str, carried: str, roles: list[str]
+) -> None:
+    runtime = {"type": "ray", "hosts": [{"name": "one", "roles": roles}]}
+    world = World(tmp_path, engines=0, runtime=runtime)
+    world.host("one", *roles)
+    await world.tell()
+    with pytest.raises(UserError, match=rf"'{carried}' into the one process 'one'; take {carried} out of that host"):
+        world.control.plan(Scale({role: 2}))
+
+
+@pytest.mark.parametrize(
+    ("name", "roles", "sections"),
+    [
+        ("rw", ["reward"], {"runtime": {"rewards": 2}}),
+        ("gen", ["engine"], {"rollout": {"replicas": 2}}),
+    ],
+)
+def test_a_host_with_a_name_carries_a_role_once(
+    tmp_path: Path, name: str, roles: list[str], sections: dict[str, Any]
+) -> None:
+    runtime = {"type": "ray", "hosts": [{"name": name, "roles": roles}], **sections.pop("runtime", {})}
+    config = tiny_config(tmp_path, runtime=runtime, **sections)
+    run = RemoteRun(config, RunDirectory(run_root(config)), MonitorHub([]), roles_of(config))
+    assert isinstance(config.runtime, RayConfig)
+    hosts = {host.name: host.roles for host in run._hosts(config.runtime)}
+    assert hosts[name] == tuple(roles)

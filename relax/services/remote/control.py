@@ -6,6 +6,7 @@ Roles are started and ended by the launcher: it fetches orders, and says how eve
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from relax.config.tree import RunConfig
@@ -45,6 +46,8 @@ FETCH_S = 20.0
 REPORT_S = 60.0
 """How long an engine that works may take to report to a controller that is new."""
 FOREVER_S = 1e6
+SCALED_IN = "scaled in"
+"""Why the fleet drains an engine."""
 
 
 class RunControl:
@@ -156,7 +159,7 @@ class RunControl:
                 if name in self._attached.servers:
                     await self._let_go(name, say)
                 else:
-                    await self._drain([name], "engine", say)
+                    await self._end([name], "engine", say)
                 return {"engines": len(self.replicas("engine"))}
             case Restart(role=role):
                 return await self._restart(self._hosts.host_of(role), say)
@@ -177,6 +180,12 @@ class RunControl:
         replicated = REPLICATED.get(role)
         if replicated is None or role not in self._scalable():
             raise UserError(f"role {role!r} has no replicas here; roles that have: {', '.join(self._scalable())}")
+        for host in getattr(self._config.runtime, "hosts", ()):
+            if replicated in host.roles:
+                raise UserError(
+                    f"{role} cannot be scaled: runtime.hosts puts role {replicated!r} into the one process {host.name!r}; take "
+                    f"{replicated} out of that host and resume the run"
+                )
         if not 1 <= wanted <= MAX_REPLICAS:
             raise UserError(f"{role}={wanted}: give a number of replicas from 1 to {MAX_REPLICAS}")
         now = self.replicas(replicated)
@@ -189,7 +198,7 @@ class RunControl:
         before = self.replicas(replicated)
         added, ended = replica_change(replicated, before, wanted)
         if ended:
-            await self._drain(ended, replicated, say)
+            await self._end(ended, replicated, say)
         if added:
             await self._start(replicated, before, added, say)
         return len(self.replicas(replicated))
@@ -238,19 +247,43 @@ class RunControl:
             raise RelaxError(f"{name} was given up: {errors[-1]}; see its log in the run's folder logs")
         asked.result()
 
-    async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
-        """Each is sent nothing more, ends what it has, and then ends."""
+    async def _end(self, names: Sequence[str], role: str, say: Say) -> None:
+        """Each is sent nothing more, ends what it has, and then ends. An engine that is empty ends, whatever becomes of the others:
+        it would not be used again."""
         if role == "engine":
             say(f"{', '.join(names)}: no new requests")
-            await self._attempts.ask_fleet(lambda fleet: self._drain_all(fleet, names))
-        left = tuple(name for name in self.replicas(role) if name not in names)
-        self._order(role, left)
+            drains = [self._drain(name, partial(self._order_end, role, name)) for name in names]
+            for error in await asyncio.gather(*drains, return_exceptions=True):
+                if error is not None:
+                    raise error
+        else:
+            for name in names:
+                self._order_end(role, name)
         say(f"{', '.join(names)}: ended")
         await self._until(
             lambda: not set(names) & set(self._hosts.carrying(role, self._attached.names)),
             DRAIN_S,
             f"{names} have not ended",
         )
+
+    async def _drain(self, name: str, end: Callable[[], None]) -> None:
+        """`end` is called as soon as it is empty, also when this is cancelled at that very moment. Else it is used again."""
+        await self._attempts.ask_fleet(lambda fleet: self._empty(fleet, name, end))
+
+    async def _empty(self, fleet: FleetService, name: str, end: Callable[[], None]) -> None:
+        """One that still starts has no requests. One that works reports to each controller."""
+        if self._hosts.phase(name) in ("ready", "probing"):
+            await fleet.reported(name, REPORT_S)
+        known = fleet.registry.find(name)
+        try:
+            if known is not None and known.state != "gone":
+                await fleet.drain(name, SCALED_IN, DRAIN_S)
+        except asyncio.CancelledError:
+            known = fleet.registry.find(name)
+            if known is not None and (known.state, known.reason) == ("gone", SCALED_IN):
+                end()
+            raise
+        end()
 
     # --- engines that somebody else runs ---
 
@@ -280,8 +313,7 @@ class RunControl:
 
     async def _let_go(self, name: str, say: Say) -> None:
         say(f"{name}: no new requests")
-        await self._attempts.ask_fleet(lambda fleet: self._drain_all(fleet, [name]))
-        self._let_go_of([name])
+        await self._drain(name, partial(self._let_go_of, [name]))
         await self._until(lambda: self._attached.has_left(name), DRAIN_S, f"{name} has not ended")
 
     def _let_go_of(self, names: Collection[str]) -> None:
@@ -290,13 +322,6 @@ class RunControl:
     def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
         self._attached.set(attached)
         self._ask_launcher(attached=attached)
-
-    async def _drain_all(self, fleet: FleetService, names: Sequence[str]) -> None:
-        """Those that have reported: one that still starts has no requests. One that works reports to each controller."""
-        works = [name for name in names if self._hosts.phase(name) in ("ready", "probing")]
-        await asyncio.gather(*(fleet.reported(name, REPORT_S) for name in works))
-        there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
-        await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
 
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
         before = self._hosts.view(host)["incarnation"]
@@ -312,6 +337,9 @@ class RunControl:
 
     def _order(self, role: str, hosts: tuple[str, ...]) -> None:
         self._ask_launcher(replicas={**self._orders.replicas, role: hosts})
+
+    def _order_end(self, role: str, host: str) -> None:
+        self._order(role, tuple(name for name in self.replicas(role) if name != host))
 
     def _ask_launcher(self, **changes: Any) -> None:
         self._orders = replace(self._orders, number=self._orders.number + 1, **changes)
