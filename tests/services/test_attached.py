@@ -169,7 +169,7 @@ async def test_a_server_that_is_given_up_while_it_is_asked_for_again_fails_at_on
     await turns()
     world.host("lab", "engine", phase="given up", incarnation=3)
     await world.tell(lab=server_of(LAB))
-    with pytest.raises(RelaxError, match="lab was given up: it was killed"):
+    with pytest.raises(RelaxError, match=r"lab was given up: it was killed; see /.*/tiny/logs/lab\.\*\.log"):
         await again
 
 
@@ -184,3 +184,13 @@ async def test_a_new_controller_clears_what_the_one_before_it_could_not(tmp_path
     del world.hosts["leaving"]
     await world.tell(lab=server_of(LAB))
     assert (attached.exists(), leaving.exists()) == (True, False)
+
+
+async def test_where_the_log_of_a_server_that_does_not_serve_is(tmp_path: Path) -> None:
+    world = await World(tmp_path).open()
+    asked = world.ask(LAB)
+    await turns()
+    await world.fleet.join("lab", 1, "unix:/lab", 4)
+    await world.fleet.set_failed("lab", 1, "no answer")
+    with pytest.raises(RelaxError, match=r"it is failed \(no answer\); see its log: /.*/tiny/logs/lab\.\*\.log"):
+        await asked

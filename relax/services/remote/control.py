@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from relax.config.tree import RunConfig
-from relax.core.error import RelaxError, UserError
+from relax.core.error import EngineError, RelaxError, UserError
 from relax.core.message import Json
 from relax.services.control.request import (
     Attach,
@@ -61,7 +61,7 @@ class RunControl:
         find: Callable[[], tuple[Run, RemoteSite] | None],
         first: int = 0,
     ) -> None:
-        self._config = config
+        self._config, self._directory = config, directory
         self._hosts = HostTable()
         self._orders = Orders(first)
         self._attached = AttachedEngines(directory)
@@ -244,8 +244,11 @@ class RunControl:
 
         asked = await self._attempts.unless(is_given_up, work)
         if asked is None:
-            raise RelaxError(f"{name} was given up: {errors[-1]}; see its log in the run's folder logs")
-        asked.result()
+            raise RelaxError(f"{name} was given up: {errors[-1]}; see {self._directory.root}/logs/{name}.*.log")
+        try:
+            asked.result()
+        except EngineError as error:
+            raise EngineError(f"{error}: {self._directory.root}/logs/{name}.*.log") from error
 
     async def _end(self, names: Sequence[str], role: str, say: Say) -> None:
         """Each is sent nothing more, ends what it has, and then ends. An engine that is empty ends, whatever becomes of the others:
