@@ -15,8 +15,10 @@ import pytest
 from relax.config.control import ControlSection
 from relax.config.load import load_config
 from relax.core.error import ConfigError, RelaxError, UserError
+from relax.services.control import connection
 from relax.services.control.application import build_application
 from relax.services.control.client import ControlClient
+from relax.services.control.connection import MAX_CONNECTIONS
 from relax.services.control.guard import MAX_BODY_BYTES
 from relax.services.control.operator import Operator
 from relax.services.control.request import Attach, Detach
@@ -343,3 +345,72 @@ def test_the_client_says_why_nobody_answers(tmp_path: Path, control: FakeControl
     directory.control.write_text("[]")
     with pytest.raises(UserError, match="cannot be read"):
         ControlClient(RunDirectory(root)).get("/v1/run")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/scale", {"replicas": {"rollout": True}}),
+        ("/v1/scale", {"replicas": {"rollout": "2"}}),
+        ("/v1/scale", {"replicas": {"rollout": 2.0}}),
+        ("/v1/scale", {"replicas": {"rollout": 2}, "timeout_s": True}),
+        ("/v1/pause", {"dry_run": "yes"}),
+        ("/v1/pause", "null"),
+        ("/v1/pause", []),
+        ("/v1/engines", {"name": "lab", "url": "http://h:1", "capacity": True}),
+    ],
+)
+def test_a_value_of_another_type_is_refused(asked: Asked, control: FakeControl, path: str, body: Any) -> None:
+    status, answer = asked("POST", path, body)
+    assert (status, answer["error"]["code"]) == (422, "invalid")
+    assert control.performed == []
+
+
+def test_whole_seconds_and_no_body_are_fine(asked: Asked) -> None:
+    assert asked("POST", "/v1/scale", {"replicas": {"rollout": 2}, "timeout_s": 30})[0] == 202
+    assert asked("POST", "/v1/pause")[0] == 202
+    assert asked("DELETE", "/v1/engines/engine-0?timeout_s=30&dry_run=true")[0] == 200
+
+
+def connected(url: str, number: int) -> list[socket.socket]:
+    parts = urlsplit(url)
+    return [socket.create_connection((parts.hostname, parts.port), timeout=20) for _ in range(number)]
+
+
+def test_rule_se1_connections_that_ask_nothing_keep_nobody_out(client: ControlClient, url: str) -> None:
+    silent = connected(url, MAX_CONNECTIONS + 16)
+    try:
+        for _ in range(3):
+            assert client.get("/v1/run")["run"] == "fake"
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_rule_se1_a_connection_that_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(connection, "SILENT_S", 0.2)
+    silent, slow = connected(url, 2)
+    slow.sendall(b"GET /v1/run HTTP/1.1\r\nHost: ")
+    for one in (silent, slow):
+        with one:
+            assert one.recv(1) == b"", "closed by the server"
+
+
+def test_an_answer_that_takes_long_is_not_interrupted(
+    monkeypatch: pytest.MonkeyPatch, client: ControlClient, control: FakeControl
+) -> None:
+    monkeypatch.setattr(connection, "SILENT_S", 0.05)
+    control.hold = True
+    pause = client.post("/v1/pause", {})
+    assert client.get(f"/v1/operations/{pause['id']}", 0.5)["state"] == "running"
+
+
+def test_the_client_says_when_the_server_is_full(client: ControlClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 10_000)
+    silent = connected(client._address()[0], MAX_CONNECTIONS + 1)
+    try:
+        with pytest.raises(RelaxError, match=r"as many requests as it can at once \(503\); ask again"):
+            client.get("/v1/run")
+    finally:
+        for one in silent:
+            one.close()

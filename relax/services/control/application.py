@@ -8,7 +8,7 @@ import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query
+from fastapi import Depends, FastAPI, Path, Query
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -46,12 +46,24 @@ _LOOK = "GET /v1/roles, /v1/engines and /v1/operations show what there is"
 
 def build_application(operator: Operator) -> FastAPI:
     """The paths below `/v1`. There is no page with documentation: it would load scripts from elsewhere."""
-    app = FastAPI(title="relax", docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="relax",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+        dependencies=[Depends(_refuse_null)],
+    )
     _add_looks(app, operator)
     _add_operations(app, operator)
     _add_changes(app, operator)
     _add_errors(app)
     return app
+
+
+async def _refuse_null(request: HttpRequest) -> None:
+    """A body may be left out; but `null` is one of the wrong type."""
+    if (await request.body()).strip() == b"null":
+        raise RequestValidationError([{"loc": ("body",), "msg": "must be an object, or be left out"}])
 
 
 def _add_looks(app: FastAPI, operator: Operator) -> None:

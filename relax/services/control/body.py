@@ -45,7 +45,7 @@ def check_token(token: str) -> str:
 class Ask(BaseModel):
     """What every request may say: its own id (the same id is the same operation), and whether only to say what it would do."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     id: IdText | None = None
     dry_run: bool = False

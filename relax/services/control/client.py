@@ -115,6 +115,8 @@ def _read(status: int, text: bytes, url: str) -> dict[str, Json]:
     if status < 400 and isinstance(found, dict):
         return found
     error = found.get("error") if isinstance(found, dict) else None
+    if status == 503 and not isinstance(error, dict):
+        raise RelaxError(f"{url} answers as many requests as it can at once (503); ask again in some seconds")
     if not isinstance(error, dict):
         raise RelaxError(f"{url} answered {status} and no JSON object; is it the control API of this run?")
     message = str(error.get("message"))

@@ -20,11 +20,11 @@ from fastapi import FastAPI
 
 from relax.config.control import WILDCARDS, ControlSection
 from relax.core.error import InvariantError, UserError
+from relax.services.control.connection import MAX_CONNECTIONS, Connection
 from relax.services.control.guard import Guard
 from relax.services.directory import RunDirectory
 from relax.services.file import written_aside
 
-MAX_CONNECTIONS = 64
 CLOSE_S = 2
 """Seconds that answers under way may take at the end."""
 
@@ -89,14 +89,14 @@ class ControlServer:
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
             Guard(self._app, self._token, (*self._section.hosts, self._section.host)),
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS + 1,  # reached only when all of them are being answered
             timeout_graceful_shutdown=CLOSE_S,
         )
 

@@ -4,14 +4,13 @@ Roles are started and ended by the launcher: it fetches orders, and says how eve
 """
 
 import asyncio
-import shutil
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from relax.config.tree import RunConfig
-from relax.core.error import RelaxError, UserError
+from relax.core.error import EngineError, RelaxError, UserError
 from relax.core.message import Json
 from relax.services.control.request import (
     Attach,
@@ -28,9 +27,11 @@ from relax.services.control.request import (
 from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import EngineEntry
 from relax.services.fleet_service import FleetService
-from relax.services.remote.attached import check_attachable, server_of
-from relax.services.remote.order import REPLICATED, Orders, replica_change, replica_number
-from relax.services.remote.role import role_rows
+from relax.services.remote.attached import AttachedEngines, check_attachable, server_of
+from relax.services.remote.attempt import Attempts
+from relax.services.remote.host_table import HostTable
+from relax.services.remote.order import REPLICATED, Orders, replica_change
+from relax.services.remote.role import role_rows, roles_of
 from relax.services.remote.site import RemoteSite
 from relax.services.role_status import RoleStatus
 from relax.services.run import Run
@@ -45,26 +46,28 @@ FETCH_S = 20.0
 REPORT_S = 60.0
 """How long an engine that works may take to report to a controller that is new."""
 FOREVER_S = 1e6
-ENDED = ("stopped", "finished", "given up")
-OVER = (*ENDED, "stopping")
-"""Phases of a host that is not there any more, or soon will not be."""
-
-Answer = TypeVar("Answer")
+SCALED_IN = "scaled in"
+"""Why the fleet drains an engine."""
 
 
 class RunControl:
-    """`find` gives the attempt at the run that is under way, None between two. A restarted controller gives a higher `first`
-    number to its orders than any before."""
+    """`directory` is where the run is, which may have been moved since it was configured. `find` gives the attempt at the run that
+    is under way, None between two. A restarted controller gives a higher `first` number to its orders than any before."""
 
-    def __init__(self, config: RunConfig, find: Callable[[], tuple[Run, RemoteSite] | None], first: int = 0) -> None:
-        self._config, self._find = config, find
-        self._views: Sequence[Mapping[str, Json]] = ()
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        find: Callable[[], tuple[Run, RemoteSite] | None],
+        first: int = 0,
+    ) -> None:
+        self._config, self._directory = config, directory
+        self._hosts = HostTable()
         self._orders = Orders(first)
-        self._attached: dict[str, Mapping[str, Json]] = {}
-        self._leaving: set[str] = set()
-        """Attached engines whose process ends: then the folder in which they got their weights goes."""
+        self._attached = AttachedEngines(directory)
         self._was_told = False
         self._changed = Signal()
+        self._attempts = Attempts(find, self._changed)
         self.is_paused = False
         """Outlives the attempt at which a person asked for it."""
 
@@ -74,16 +77,21 @@ class RunControl:
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
     ) -> None:
         """How the launcher sees every host now; whether an earlier controller had paused the run, and what it had attached."""
-        self._views, self._was_told = views, True
+        is_first, self._was_told = not self._was_told, True
+        self._hosts.views = views
         if self._orders.attached is None:
-            self._attached = dict(attached)
+            self._attached.set(attached)
+        if is_first:
+            await self._attached.find_left()
         if self._orders.paused is None and was_paused:
             await self._pause(True)
-        lost = {str(view["host"]) for view in views if view["phase"] == "given up"}
+        lost = self._hosts.given_up()
         for role, names in self._orders.replicas.items():
             if lost & set(names):
                 self._order(role, tuple(name for name in names if name not in lost))
-        await self._clear_folders()
+        if lost & self._attached.servers.keys():
+            self._let_go_of(lost)
+        await self._attached.clear(self._hosts)
         self._changed.notify()
 
     async def fetch(self, after: int) -> Orders:
@@ -93,12 +101,12 @@ class RunControl:
 
     @property
     def views(self) -> Sequence[Mapping[str, Json]]:
-        return self._views
+        return self._hosts.views
 
     # --- looks ---
 
     def run(self) -> Mapping[str, Json]:
-        found = self._find()
+        found = self._attempts.find()
         state: dict[str, Json] = {
             "run": self._config.run.name,
             "total": sum(stage.steps for stage in self._config.stages),
@@ -109,10 +117,10 @@ class RunControl:
         return {**state, "state": "running", **controller.status(), "account": controller.account.counts()}
 
     def roles(self) -> Sequence[RoleStatus]:
-        return [row for view in self._views for row in role_rows(view)]
+        return [row for view in self._hosts.views for row in role_rows(view)]
 
     def engines(self) -> Sequence[EngineEntry]:
-        found = self._find()
+        found = self._attempts.find()
         return [] if found is None else list(found[1].fleet.registry.view().engines)
 
     def plan(self, request: Request) -> Sequence[str]:
@@ -127,7 +135,7 @@ class RunControl:
                 self._known_engine(name)
                 return [f"drain {name} by its requests in flight, then end its process"]
             case Restart(role=role):
-                return [f"end the process {self._host_of(role)} and start it anew"]
+                return [f"end the process {self._hosts.host_of(role)} and start it anew"]
             case Pause():
                 return [] if self.is_paused else ["admit no new groups"]
             case Resume():
@@ -139,7 +147,7 @@ class RunControl:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")
                 return [f"evaluate the newest version on {', '.join(one.name for one in self._config.eval.sets)}"]
             case Attach(name=name, url=url):
-                check_attachable(request, self._config, self._attached, self._views)
+                check_attachable(request, self._config, self._attached.servers, self._hosts.views)
                 return [f"start {name}, which has {url} load every version and sample"]
 
     async def perform(self, request: Request, say: Say) -> Mapping[str, Json]:
@@ -147,13 +155,14 @@ class RunControl:
             case Scale(replicas=replicas):
                 return {role: await self._scale(role, wanted, say) for role, wanted in replicas.items()}
             case Detach(name=name):
-                if name in self._attached:
+                self._known_engine(name)  # again: others may have gone meanwhile
+                if name in self._attached.servers:
                     await self._let_go(name, say)
                 else:
-                    await self._drain([name], "engine", say)
+                    await self._end([name], "engine", say)
                 return {"engines": len(self.replicas("engine"))}
             case Restart(role=role):
-                return await self._restart(self._host_of(role), say)
+                return await self._restart(self._hosts.host_of(role), say)
             case Pause() | Resume():
                 await self._pause(isinstance(request, Pause))
                 return {"paused": self.is_paused}
@@ -169,8 +178,14 @@ class RunControl:
 
     def _scale_plan(self, role: str, wanted: int) -> list[str]:
         replicated = REPLICATED.get(role)
-        if replicated is None or not self.replicas(replicated):
+        if replicated is None or role not in self._scalable():
             raise UserError(f"role {role!r} has no replicas here; roles that have: {', '.join(self._scalable())}")
+        for host in getattr(self._config.runtime, "hosts", ()):
+            if replicated in host.roles:
+                raise UserError(
+                    f"{role} cannot be scaled: runtime.hosts puts role {replicated!r} into the one process {host.name!r}; take "
+                    f"{replicated} out of that host and resume the run"
+                )
         if not 1 <= wanted <= MAX_REPLICAS:
             raise UserError(f"{role}={wanted}: give a number of replicas from 1 to {MAX_REPLICAS}")
         now = self.replicas(replicated)
@@ -183,14 +198,17 @@ class RunControl:
         before = self.replicas(replicated)
         added, ended = replica_change(replicated, before, wanted)
         if ended:
-            await self._drain(ended, replicated, say)
+            await self._end(ended, replicated, say)
         if added:
             await self._start(replicated, before, added, say)
         return len(self.replicas(replicated))
 
     async def _start(self, role: str, before: Sequence[str], added: Sequence[str], say: Say) -> None:
         """Cancelled, the new ones are ended again; when one cannot be had, those are that do not work yet."""
-        works, since = list(before), {name: self._incarnation(name) for name in added}
+        await self._until(
+            lambda: not self._hosts.given_up() & set(added), FETCH_S, f"{added} were given up and are still there"
+        )
+        works, since = list(before), {name: self._hosts.incarnation(name) for name in added}
         self._order(role, (*before, *added))
         try:
             for name in added:
@@ -208,86 +226,123 @@ class RunControl:
     async def _until_works(self, name: str, role: str, since: int) -> None:
         """Raises RelaxError when it does not in time, or was given up."""
         if role == "engine":
-            work = self._ask_fleet(lambda fleet: fleet.served(name, START_S))
+            work = self._attempts.ask_fleet(lambda fleet: fleet.served(name, START_S))
         else:
-            work = self._until(lambda: self._phase(name) == "ready", START_S, f"{name} is not ready")
+            work = self._until(lambda: self._hosts.phase(name) == "ready", START_S, f"{name} is not ready")
         await self._unless_given_up(name, work, since)
 
     async def _unless_given_up(self, name: str, work: Coroutine[Any, Any, Any], since: int) -> None:
         """Raises RelaxError when a later incarnation than `since` was given up: the launcher may not have acted yet."""
-        asked = await self._unless(
-            lambda: self._phase(name) == "given up" and self._incarnation(name) > since,
-            work,
-        )
-        if asked is None:
-            raise RelaxError(f"{name} was given up: {self._view(name)['error']}; see its log in the run's folder logs")
-        asked.result()
+        errors = list[str]()
 
-    async def _drain(self, names: Sequence[str], role: str, say: Say) -> None:
-        """Each is sent nothing more, ends what it has, and then ends."""
+        def is_given_up() -> bool:
+            view = self._hosts.find(name)
+            if view is None or view["phase"] != "given up" or view["incarnation"] <= since:
+                return False
+            errors.append(view["error"])
+            return True
+
+        asked = await self._attempts.unless(is_given_up, work)
+        if asked is None:
+            raise RelaxError(f"{name} was given up: {errors[-1]}; see {self._directory.root}/logs/{name}.*.log")
+        try:
+            asked.result()
+        except EngineError as error:
+            raise EngineError(f"{error}: {self._directory.root}/logs/{name}.*.log") from error
+
+    async def _end(self, names: Sequence[str], role: str, say: Say) -> None:
+        """Each is sent nothing more, ends what it has, and then ends. An engine that is empty ends, whatever becomes of the others:
+        it would not be used again."""
         if role == "engine":
             say(f"{', '.join(names)}: no new requests")
-            await self._ask_fleet(lambda fleet: self._drain_all(fleet, names))
-        left = tuple(name for name in self.replicas(role) if name not in names)
-        self._order(role, left)
+            drains = [self._drain(name, partial(self._order_end, role, name)) for name in names]
+            for error in await asyncio.gather(*drains, return_exceptions=True):
+                if error is not None:
+                    raise error
+        else:
+            for name in names:
+                self._order_end(role, name)
         say(f"{', '.join(names)}: ended")
-        await self._until(lambda: not set(names) & set(self._seen(role)), DRAIN_S, f"{names} have not ended")
+        await self._until(
+            lambda: not set(names) & set(self._hosts.carrying(role, self._attached.names)),
+            DRAIN_S,
+            f"{names} have not ended",
+        )
+
+    async def _drain(self, name: str, end: Callable[[], None]) -> None:
+        """`end` is called as soon as it is empty, also when this is cancelled at that very moment. Else it is used again."""
+        await self._attempts.ask_fleet(lambda fleet: self._empty(fleet, name, end))
+
+    async def _empty(self, fleet: FleetService, name: str, end: Callable[[], None]) -> None:
+        """One that still starts has no requests. One that works reports to each controller."""
+        if self._hosts.phase(name) in ("ready", "probing"):
+            await fleet.reported(name, REPORT_S)
+        known = fleet.registry.find(name)
+        try:
+            if known is not None and known.state != "gone":
+                await fleet.drain(name, SCALED_IN, DRAIN_S)
+        except asyncio.CancelledError:
+            known = fleet.registry.find(name)
+            if known is not None and (known.state, known.reason) == ("gone", SCALED_IN):
+                end()
+            raise
+        end()
 
     # --- engines that somebody else runs ---
 
     async def _attach(self, request: Attach, say: Say) -> None:
         """Cancelled, or when it fails, it is let go again. How long it may take is the operation's to know."""
-        check_attachable(request, self._config, self._attached, self._views)  # again: others may have come first
-        since = self._incarnation(request.name)
-        self._set_attached({**self._attached, request.name: server_of(request)})
+        # Again: others may have come first.
+        check_attachable(request, self._config, self._attached.servers, self._hosts.views)
+        await self._until_free(request.name)
+        self._set_attached({**self._attached.servers, request.name: server_of(request)})
         say(f"{request.name} starts, and has {request.url} load the newest version")
         try:
-            served = self._ask_fleet(lambda fleet: fleet.served(request.name, FOREVER_S, may_fail=False))
-            await self._unless_given_up(request.name, served, since)
+            served = self._attempts.ask_fleet(lambda fleet: fleet.served(request.name, FOREVER_S, may_fail=False))
+            await self._unless_given_up(request.name, served, since=0)
         except BaseException:
-            self._set_attached({name: one for name, one in self._attached.items() if name != request.name})
+            self._let_go_of([request.name])
             raise
         say(f"{request.name} works")
 
+    async def _until_free(self, name: str) -> None:
+        """The launcher has forgotten the one that had this name before and was given up: else it would start none."""
+
+        def is_free() -> bool:
+            return self._attached.has_left(name) and not self._hosts.phase(name)
+
+        if name not in self._attached.servers:
+            await self._until(is_free, FETCH_S, f"the engine that had the name {name} before has not gone")
+
     async def _let_go(self, name: str, say: Say) -> None:
         say(f"{name}: no new requests")
-        await self._ask_fleet(lambda fleet: self._drain_all(fleet, [name]))
-        self._set_attached({other: one for other, one in self._attached.items() if other != name})
-        await self._until(lambda: name not in self._leaving, DRAIN_S, f"{name} has not ended")
+        await self._drain(name, partial(self._let_go_of, [name]))
+        await self._until(lambda: self._attached.has_left(name), DRAIN_S, f"{name} has not ended")
 
-    async def _clear_folders(self) -> None:
-        """Of engines that were let go, or never came to serve, once their process has ended."""
-        folders = RunDirectory(Path(self._config.run.directory) / self._config.run.name).attached
-        for name in [name for name in self._leaving if self._phase(name) in ("", *ENDED)]:
-            await asyncio.to_thread(shutil.rmtree, folders / name, ignore_errors=True)
-            self._leaving.discard(name)
+    def _let_go_of(self, names: Collection[str]) -> None:
+        self._set_attached({name: one for name, one in self._attached.servers.items() if name not in names})
 
     def _set_attached(self, attached: Mapping[str, Mapping[str, Json]]) -> None:
-        self._leaving = (self._leaving | self._attached.keys()) - attached.keys()
-        self._attached = dict(attached)
+        self._attached.set(attached)
         self._ask_launcher(attached=attached)
 
-    async def _drain_all(self, fleet: FleetService, names: Sequence[str]) -> None:
-        """Those that have reported: one that still starts has no requests. One that works reports to each controller."""
-        works = [name for name in names if self._phase(name) in ("ready", "probing")]
-        await asyncio.gather(*(fleet.reported(name, REPORT_S) for name in works))
-        there = [one.name for one in fleet.registry if one.name in names and one.state != "gone"]
-        await asyncio.gather(*(fleet.drain(name, "scaled in", DRAIN_S) for name in there))
-
     async def _restart(self, host: str, say: Say) -> Mapping[str, Json]:
-        before = self._view(host)["incarnation"]
+        before = self._hosts.view(host)["incarnation"]
         number = self._orders.number + 1
         self._ask_launcher(restarts=(*self._orders.restarts[-16:], (number, host)))
         say(f"{host} is ended")
         await self._until(
-            lambda: self._view(host)["incarnation"] > before and self._phase(host) == "ready",
+            lambda: self._hosts.view(host)["incarnation"] > before and self._hosts.phase(host) == "ready",
             START_S,
             f"{host} is not back",
         )
-        return {"host": host, "incarnation": self._view(host)["incarnation"]}
+        return {"host": host, "incarnation": self._hosts.view(host)["incarnation"]}
 
     def _order(self, role: str, hosts: tuple[str, ...]) -> None:
         self._ask_launcher(replicas={**self._orders.replicas, role: hosts})
+
+    def _order_end(self, role: str, host: str) -> None:
+        self._order(role, tuple(name for name in self.replicas(role) if name != host))
 
     def _ask_launcher(self, **changes: Any) -> None:
         self._orders = replace(self._orders, number=self._orders.number + 1, **changes)
@@ -305,45 +360,22 @@ class RunControl:
     def replicas(self, role: str) -> tuple[str, ...]:
         """The hosts that are to carry a replicated role, by number: as ordered last, else as the launcher sees them."""
         ordered = self._orders.replicas.get(role)
-        return self._seen(role) if ordered is None else ordered  # what the launcher sees may be a second old
-
-    def _seen(self, role: str) -> tuple[str, ...]:
-        names = [
-            view["host"]
-            for view in self._views
-            if role in view["roles"] and view["phase"] not in OVER and view["host"] not in self._attached
-        ]
-        return tuple(sorted(names, key=replica_number))
+        return (
+            self._hosts.carrying(role, self._attached.names) if ordered is None else ordered
+        )  # what the launcher sees may be a second old
 
     def _scalable(self) -> list[str]:
-        return [name for name, role in REPLICATED.items() if self.replicas(role)]
-
-    def _view(self, host: str) -> Mapping[str, Json]:
-        for view in self._views:
-            if view["host"] == host:
-                return view
-        raise RelaxError(f"{host} is not part of the run any more")
-
-    def _incarnation(self, host: str) -> int:
-        return next((int(view["incarnation"]) for view in self._views if view["host"] == host), 0)
-
-    def _phase(self, host: str) -> str:
-        return next((str(view["phase"]) for view in self._views if view["host"] == host), "")
-
-    def _host_of(self, role: str) -> str:
-        """The host that a role or host name means. Raises UserError."""
-        for view in self._views:
-            if role == view["host"] or (role in view["roles"] and role not in REPLICATED.values()):
-                return str(view["host"])
-        known = ", ".join(str(view["host"]) for view in self._views)
-        raise UserError(f"there is no role {role!r}; roles: {known}")
+        """Also what has lost its last replica."""
+        needed = roles_of(self._config)
+        return [name for name, role in REPLICATED.items() if role in needed]
 
     def _known_engine(self, name: str) -> None:
-        if name not in {one.name for one in self.engines() if one.state != "gone"} | set(self._attached):
-            known = ", ".join(one.name for one in self.engines() if one.state != "gone") or "none"
-            raise UserError(f"there is no engine {name!r}; engines: {known}")
+        own = self.replicas("engine")
+        known = {one.name for one in self.engines() if one.state != "gone"} | {*self._attached.servers, *own}
+        if name not in known:
+            raise UserError(f"there is no engine {name!r}; engines: {', '.join(sorted(known)) or 'none'}")
         takes = [one.name for one in self.engines() if one.takes_requests]
-        if takes == [name] or self.replicas("engine") == (name,):
+        if takes == [name] or own == (name,):
             raise UserError(f"{name} is the only engine; add one first, with scale rollout=2")
 
     # --- the attempt ---
@@ -352,48 +384,14 @@ class RunControl:
         """Of the attempt under way, of those that follow, and of the controllers that do."""
         self.is_paused = is_paused
         self._ask_launcher(paused=is_paused)
-        found = self._find()
+        found = self._attempts.find()
         if found is not None:
             await found[0].controller.pause(is_paused)
 
     async def _ask(self, ask: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
         """What was asked of one attempt ends with it."""
-        run = self._attempt()[0]
-        asked = await self._while_under_way(run, ask(run))
+        run = self._attempts.under_way()[0]
+        asked = await self._attempts.while_under_way(run, ask(run))
         if asked is None:
             raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
         return asked.result()
-
-    async def _ask_fleet(self, ask: Callable[[FleetService], Coroutine[Any, Any, Any]]) -> None:
-        """What an attempt's fleet was asked is asked of the next one's again: engines outlive attempts. No deadline: the operation
-        has one."""
-        asked = None
-        while asked is None:
-            await self._changed.wait_for(lambda: self._find() is not None)
-            run, site = self._attempt()
-            asked = await self._while_under_way(run, ask(site.fleet))
-        asked.result()
-
-    async def _while_under_way(self, run: Run, work: Coroutine[Any, Any, Answer]) -> "asyncio.Future[Answer] | None":
-        """The work when it is done; None when the attempt is over before."""
-        return await self._unless(lambda: (found := self._find()) is None or found[0] is not run, work)
-
-    async def _unless(
-        self, is_over: Callable[[], bool], work: Coroutine[Any, Any, Answer]
-    ) -> "asyncio.Future[Answer] | None":
-        """The work when it is done; None when it was over before."""
-        asked = asyncio.ensure_future(work)
-        over = asyncio.ensure_future(self._changed.wait_for(is_over))
-        try:
-            # No deadline: the operation has one.
-            await asyncio.wait({asked, over}, return_when=asyncio.FIRST_COMPLETED)
-            return asked if asked.done() else None
-        finally:
-            asked.cancel()
-            over.cancel()
-
-    def _attempt(self) -> tuple[Run, RemoteSite]:
-        found = self._find()
-        if found is None:
-            raise RelaxError("the run is recovering from the loss of a role; ask again in a moment")
-        return found

@@ -67,7 +67,7 @@ class ControllerProcess:
         self._attempts = self._stuck = 0
         self._newest: Path | None = None
         self._stopping = False
-        self._control = RunControl(self._config, self._find, spec.incarnation << 20)
+        self._control = RunControl(self._config, self._directory, self._find, spec.incarnation << 20)
 
     # --- what the launcher calls ---
 

@@ -147,7 +147,9 @@ class RemoteRun:
         for role in sorted(self._roles):
             ordered = self._replicas.get(role)
             for name in self._configured(role, runtime) if ordered is None else ordered:
-                hosts.setdefault(grouped.get(role, name), []).append(role)
+                carried = hosts.setdefault(grouped.get(role, name), [])
+                if role not in carried:
+                    carried.append(role)
         added = {
             name for role, names in self._replicas.items() for name in names[len(self._configured(role, runtime)) :]
         }
