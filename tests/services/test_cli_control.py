@@ -138,6 +138,8 @@ def test_a_run_that_is_not_under_way_says_so(relax: Relax, root: Path, tmp_path:
         done = relax(*arguments)
         assert done.code == 2
         assert f"run {root} is not under way; go on with it by `relax train --resume" in done.err
+    (root / "summary.json").write_text("{}")
+    assert f"run {root} is finished: nothing of it can be changed" in relax("pause", root).err
     assert relax("pause", tmp_path / "nowhere").code == 2
     assert "needs the ID" in relax("operations", root, "--cancel").err
 

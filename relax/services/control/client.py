@@ -90,6 +90,8 @@ class ControlClient:
 
     def _no_control(self) -> UserError:
         root = self._directory.root
+        if self._directory.is_finished and self._directory.owner is None:
+            return UserError(f"run {root} is finished: nothing of it can be changed any more")
         if self._directory.owner is None:
             return UserError(f"run {root} is not under way; go on with it by `relax train --resume {root}`")
         return UserError(
