@@ -4,6 +4,7 @@ The engine's process fetches each version by itself (WS2-WS5), reports to the fl
 called by the rollout role's router directly.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from relax.services.remote.weight import weight_reader
 from relax.services.router_follower import RouterFollower
 from relax.weights.service import follow
 from relax.weights.updater import EngineUpdater
+
+_log = logging.getLogger(__name__)
 
 
 class EngineSeat:
@@ -89,6 +92,7 @@ class EngineSeat:
             raise LateError(f"engine {name}: process {host.spec.incarnation} is not wanted any more")
 
     async def _on_failed(self, name: str, reason: str, final: bool) -> None:
+        _log.warning("engine %s takes no requests: %s", name, reason)
         self._host.waits(f"weights, after a failed load: {reason}", "engine")
         await self._host.client.proxy("fleet").set_failed(name, self._host.spec.incarnation, reason)
         if final and self._is_own:  # a process of ours is replaced; somebody else's server may take the next version
