@@ -317,9 +317,10 @@ async def test_rule_rr4_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path)
 async def test_rule_ac2_a_resume_with_other_stages_loses_no_group(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    await train(tiny_config(tmp_path), stop_after=5)
-    tree = tiny_tree(tmp_path)
-    changed = tiny_config(tmp_path, stages=[tree["stages"][0], {**tree["stages"][1], **change}])
+    warm_up, rl = tiny_tree(tmp_path)["stages"]
+    rl["steps"] = 60  # so many that the stop comes before they are over, on a crowded machine too
+    await train(tiny_config(tmp_path, stages=[warm_up, rl]), stop_after=5)
+    changed = tiny_config(tmp_path, stages=[warm_up, {**rl, **change}])
     with pytest.raises(UserError, match=message):
         await train(changed, resume=True)
 
