@@ -311,7 +311,7 @@ async def test_rule_rr4_a_damaged_checkpoint_is_refused_and_kept(tmp_path: Path)
     ("change", "message"),
     [
         ({"name": "other"}, "stages that have begun must stay as they were"),
-        ({"steps": 3}, r"with \d+ groups in flight; give it more steps"),
+        ({"steps": 2}, r"with \d+ groups in flight; give it more steps"),
     ],
 )
 async def test_rule_ac2_a_resume_with_other_stages_loses_no_group(
