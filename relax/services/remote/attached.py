@@ -8,13 +8,13 @@ from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.core.message import Json
 from relax.engines.config import SglangEngineConfig
-from relax.services.check_runtime import HOST_ROLES
+from relax.services.check_runtime import HOST_ROLES, RESERVED
 from relax.services.control.request import Attach
 from relax.services.directory import RunDirectory
 from relax.services.remote.host_table import ENDED, HostTable
 from relax.services.remote.order import REPLICATED
 
-RESERVED = (*HOST_ROLES, "controller", "launcher", "evaluations")
+TAKEN = (*HOST_ROLES, "controller", *RESERVED)
 """Names under which leases and versions are held, and callers of the controller are known."""
 
 
@@ -69,7 +69,7 @@ def check_attachable(
     if attached.get(name) == server_of(request):
         return
     known = {str(view["host"]) for view in views if view["phase"] not in ENDED}
-    if name in known or name in RESERVED or name.rpartition("-")[0] in REPLICATED.values():
+    if name in known or name in TAKEN or name.rpartition("-")[0] in REPLICATED.values():
         raise UserError(f"{name!r} is the name of a process of this run, or may become one; choose another name")
     others = [other for other, server in attached.items() if server["url"] == request.url]
     if others or request.url == getattr(config.rollout.engine, "url", None):
