@@ -16,8 +16,9 @@ WITH_STACKS = """
 import faulthandler, signal, sys, time
 file = open(sys.argv[1], "w")
 faulthandler.register(signal.SIGUSR1, file=file)
-print("ready", flush=True)
-def deep_inside(): time.sleep(600)
+def deep_inside():
+    print("ready", flush=True)
+    time.sleep(600)
 deep_inside()
 """
 
