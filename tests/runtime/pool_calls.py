@@ -21,7 +21,13 @@ def spawn_tree(path: str) -> None:
     """Start a grandchild in a session of its own that would write a file later, and never return."""
     script = f"import time, pathlib; time.sleep(1.0); pathlib.Path({path!r}).write_text('alive')"
     subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
-    time.sleep(60)
+    stay(f"{path}.begun")
+
+
+def stay(path: str) -> None:
+    """Say in a file that the call runs, and never return."""
+    Path(path).touch()
+    time.sleep(3600)
 
 
 def leave_grandchild(path: str) -> str:

@@ -36,6 +36,11 @@ async def pool() -> AsyncIterator[ProcessPool]:
     await pool.close()
 
 
+async def until_there(*paths: Path) -> None:
+    while not all(path.exists() for path in paths):  # noqa: ASYNC110 - another process writes them
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("value", [None, True, 0, -(2**70), 1.5, "text é", [1, [2.5, None]], {"a": {"b": []}}])
 async def test_plain_values_come_back_exactly(pool: ProcessPool, value: Any) -> None:
     result = await pool.run(operator.itemgetter(0), [value], limits=LIMITS)
@@ -95,27 +100,29 @@ async def test_rule_se3_the_tree_dies_without_namespaces_too(calls: Any, tmp_pat
 
 
 async def test_case_h2_a_slow_call_delays_nobody_and_capacity_comes_back(pool: ProcessPool) -> None:
-    slow = asyncio.create_task(pool.run(time.sleep, 60, limits=Limits(time_s=1.0)))
+    slow = asyncio.create_task(pool.run(time.sleep, 3600, limits=Limits(time_s=3600.0)))
     await asyncio.sleep(0)
     sums = await asyncio.gather(*(pool.run(operator.add, i, i, limits=LIMITS) for i in range(63)))
     assert sums == [2 * i for i in range(63)]
     assert not slow.done()
+    slow.cancel()
     with pytest.raises(LimitError):
-        await slow
+        await pool.run(time.sleep, 60, limits=Limits(time_s=0.5))
     processes = await asyncio.gather(*(pool.run(time.sleep, 0.2, limits=LIMITS) for _ in range(2)))
     assert processes == [None, None]
     assert pool.killed == 1
 
 
-async def test_case_h2_close_does_not_wait_for_a_stuck_call(pool: ProcessPool) -> None:
-    stuck = [asyncio.create_task(pool.run(time.sleep, 3600, limits=Limits(time_s=3600))) for _ in range(5)]
-    await asyncio.sleep(0.3)
-    await asyncio.wait_for(pool.close(), 4.0)
+async def test_case_h2_close_does_not_wait_for_a_stuck_call(pool: ProcessPool, calls: Any, tmp_path: Path) -> None:
+    begun = [tmp_path / str(number) for number in range(5)]
+    stuck = [asyncio.create_task(pool.run(calls.stay, str(path), limits=Limits(time_s=3600))) for path in begun]
+    await until_there(*begun[:2])
+    await asyncio.wait_for(pool.close(), 60.0)
     errors = await asyncio.gather(*stuck, return_exceptions=True)
     assert [type(error) for error in errors] == [TaskError] * 5
     assert {str(error) for error in errors} == {
-        "the process pool was closed while sleep ran",
-        "the process pool is closed; sleep was not called",
+        "the process pool was closed while stay ran",
+        "the process pool is closed; stay was not called",
     }
     with pytest.raises(TaskError, match="pool is closed"):
         await pool.run(operator.add, 1, 2, limits=LIMITS)
@@ -258,7 +265,7 @@ async def test_cancelling_the_wait_kills_the_call(calls: Any, tmp_path: Path) ->
     try:
         await pool.check()
         waiting = asyncio.create_task(pool.run(calls.spawn_tree, str(tmp_path / "mark"), limits=LIMITS))
-        await asyncio.sleep(0.3)
+        await until_there(tmp_path / "mark.begun")
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -269,9 +276,9 @@ async def test_cancelling_the_wait_kills_the_call(calls: Any, tmp_path: Path) ->
         await pool.close()
 
 
-async def test_a_lost_worker_is_replaced(pool: ProcessPool) -> None:
-    stuck = asyncio.create_task(pool.run(time.sleep, 60, limits=Limits(time_s=60)))
-    await asyncio.sleep(0.2)
+async def test_a_lost_worker_is_replaced(pool: ProcessPool, calls: Any, tmp_path: Path) -> None:
+    stuck = asyncio.create_task(pool.run(calls.stay, str(tmp_path / "begun"), limits=Limits(time_s=60)))
+    await until_there(tmp_path / "begun")
     (worker,) = pool._workers
     worker._process.kill()
     with pytest.raises(TaskError, match="worker was lost"):
