@@ -15,6 +15,7 @@ from rich.text import Text
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
 from relax.services.cli.argument import open_run
+from relax.services.cli.group import CommandGroup
 from relax.services.cli.screen import messages, output
 from relax.services.control.client import ControlClient
 
@@ -26,7 +27,9 @@ Id = Annotated[
     typer.Option("--id", metavar="ID", help="A name of your own for it: asked twice under one name, it is done once."),
 ]
 
-engine_app = typer.Typer(no_args_is_help=True, help="List, attach and drain the engines of a run under way.")
+engine_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="List, attach and drain the engines of a run under way."
+)
 
 
 def pause_command(run: RunArgument) -> None:
