@@ -13,7 +13,7 @@ from tests.parity.story import RAY, ended, operate, rl
 
 LOOK_S = 20.0
 PAUSED = {
-    "controller": "`relax resume`: the run is paused",
+    "controller": "`relax resume`",
     "rollout": "new groups",
     "engine-0": "requests",
     "reward-0": "trajectories",

@@ -83,7 +83,7 @@ class ControllerProcess:
         """See `RunControl.saw`. What a dead process had on a device is free."""
         self._turns.saw(first_living(views))
         await self._control.saw(list(views), was_paused, attached)
-        self._pulse.waits("`relax resume`: the run is paused" if self._control.is_paused else "events")
+        self._pulse.waits("`relax resume`" if self._control.is_paused else "events")
 
     async def orders(self, after: int) -> Orders:
         """What the launcher is to do; see `RunControl.fetch`."""
