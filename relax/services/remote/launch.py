@@ -22,6 +22,7 @@ from relax.runtime.supervisor import GiveUp, Report
 from relax.runtime.table import RUNTIMES
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
+from relax.services.control.request import CONTROLLER
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.feed import pass_on
@@ -31,7 +32,6 @@ from relax.services.remote.reach import Meeting, clear_weights, meeting
 
 _report = logging.getLogger(__name__)
 
-CONTROLLER = "controller"
 ROLES_S = 1.0
 """Seconds between two looks at the hosts that are passed on to the controller."""
 
