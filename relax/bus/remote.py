@@ -105,11 +105,17 @@ class RemoteQueue:
         self._located: dict[str, Located] = {}
         self._lost: set[str] = set()
         self._unsure: set[str] = set()
+        self.on_held: Callable[[], None] = lambda: None
+        """Called whenever this process has a lease more or less."""
 
     @property
     def held(self) -> set[str]:
         """The leases that this process has: taken, and not yet acked, released or found to be late."""
         return set(self._holders)
+
+    def held_by(self, holder: str) -> int:
+        """How many of them one holder has."""
+        return sum(name == holder for name in self._holders.values())
 
     # --- leases ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +148,7 @@ class RemoteQueue:
         self._known_holders[receipt.holder] = None
         self._lost.discard(receipt.lease)
         self._holders[receipt.lease] = receipt.holder
+        self.on_held()
 
     async def renew(self, lease: str) -> None:
         """Report progress. Raises LateError."""
@@ -299,6 +306,7 @@ class RemoteQueue:
         self._holders.pop(lease, None)
         self._located.pop(lease, None)
         self._lost.discard(lease)
+        self.on_held()
 
     async def _under(self, lease: str, call: Callable[[], Awaitable[Result]]) -> Result:
         """A call under a lease, which this process has no longer when the answer is that it is late."""

@@ -34,6 +34,8 @@ class RoleStatus:
     error: str = ""
     place: str = ""
     """Where it runs, such as `node 2, process 4711`."""
+    host: str = ""
+    """The process that it shares with other roles; empty for one of its own, which has its name."""
 
     def to_json(self) -> dict[str, Json]:
         return asdict(self)
@@ -77,5 +79,5 @@ def _is_text(value: Any) -> bool:
 _TYPES = {
     "name": _is_text, "state": lambda value: value in get_args(RoleState), "waits_for": _is_text,
     "version": lambda value: value is None or _is_count(value), "rate": _is_number, "unit": _is_text, "restarts": _is_count,
-    "beat_age_s": _is_number, "error": _is_text, "place": _is_text,
+    "beat_age_s": _is_number, "error": _is_text, "place": _is_text, "host": _is_text,
 }  # fmt: skip

@@ -86,7 +86,7 @@ class Run:
         self._recovered: RecoveredStage | None = None
         self._resume = resume
         self._incarnation = 0
-        self._is_built = self._stopping = False
+        self._is_built = self._stopping = self.is_over = False
         self._progress = StageProgress()
         self._evaluated: set[int] = set()
         self._checkpoint: asyncio.Future[int] | None = None
@@ -116,6 +116,7 @@ class Run:
             except UserError as error:
                 self._hub.notice("failure", f"{self._config.run.name}: {error}")
                 raise
+            self.is_over = True
             self._hub.notice("end", f"{self._config.run.name} {'was stopped' if ended else 'is finished'}")
             seconds = self._progress.seconds
             return write_summary(self._config, self._directory, self._ledger, seconds, stopped=ended)

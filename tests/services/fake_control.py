@@ -11,7 +11,19 @@ from relax.core.message import Json
 from relax.core.version import Version
 from relax.services.control.application import build_application
 from relax.services.control.operator import Operator
-from relax.services.control.request import Attach, Detach, Pause, Request, Restart, Resume, Say, Scale, kind_of
+from relax.services.control.request import (
+    Attach,
+    Checkpoint,
+    Detach,
+    Evaluate,
+    Pause,
+    Request,
+    Restart,
+    Resume,
+    Say,
+    Scale,
+    kind_of,
+)
 from relax.services.control.server import ControlServer
 from relax.services.directory import RunDirectory
 from relax.services.fleet_registry import EngineEntry
@@ -60,7 +72,7 @@ class FakeControl:
                 if name not in {engine.name for engine in self.engines()}:
                     raise UserError(f"there is no engine {name!r}")
                 return [f"drain {name}"]
-            case Restart(role=role) if role != "trainer":
+            case Restart(role=role) if role not in ("trainer", "controller"):
                 raise UserError(f"there is no role {role!r}; roles: trainer")
             case Pause():
                 return [] if self.paused else ["stop admitting groups"]
@@ -91,9 +103,17 @@ class FakeControl:
                 return dict(self.replicas)
             case Attach(name=name, url=url, capacity=capacity):
                 self.attached[name] = EngineEntry(name, url, 1, capacity, own=False)
+                return {"engines": len(self.engines())}
+            case Detach():
+                return {"engines": len(self.engines())}
             case Pause() | Resume():
                 self.paused = isinstance(request, Pause)
-        return {}
+                return {"paused": self.paused}
+            case Restart(role=role):
+                return {"host": role, "incarnation": 2}
+            case Checkpoint() | Evaluate():
+                return {"step": 7}
+        raise AssertionError(request)
 
 
 def broken() -> FakeControl:

@@ -29,6 +29,7 @@ class Run:
     def __init__(self, config: RunConfig, directory: RunDirectory, hub: MonitorHub, resume: bool = False) -> None:
         self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
         self._stop = asyncio.Event()
+        self.is_over = False
 
     async def execute(self) -> dict[str, Json]:
         behaviour = os.environ.get("FAKE_RUN", "finish")

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from relax.services import cli
+from relax.services.cli.launch import SAME_S
 from relax.services.ledger import Ledger
 from tests.services import fake_run
 from tests.services.command import Done, run_command
@@ -536,9 +538,44 @@ def test_rule_rr6_a_blocked_loop_says_at_once_and_a_second_signal_ends_it(recipe
     assert process.stderr is not None
     while "stopping" not in process.stderr.readline():  # said by the handler: the loop never turns
         assert process.poll() is None
+    time.sleep(SAME_S)
     process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode == code
+
+
+PRINTING = """
+import os, signal, sys
+from relax.services.cli import train
+shown = train.print_curve
+def print_curve(*arguments):
+    os.kill(os.getpid(), {number})
+    shown(*arguments)
+train.print_curve = print_curve
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rule_rr6_a_signal_while_the_summary_is_printed_is_no_crash(recipe: Path, root: Path, number: int) -> None:
+    script = PRINTING.format(number=int(number)) + SCRIPT
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", str(recipe)], env={**os.environ, "FAKE_RUN": "finish"},
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "the run has ended, and what came of it follows" in done.stderr
+    assert f"summary      {root / 'summary.json'}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_rule_rr6_a_run_that_a_second_signal_ended_says_so_afterwards(recipe: Path, root: Path, relax: Relax) -> None:
+    process = start(recipe, "stuck")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(2 * SAME_S)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "a second signal ended it at once" in " ".join(relax("status", root).out.split())
 
 
 # --- looking at a run ---

@@ -50,9 +50,12 @@ def run(root: Path, control: FakeControl) -> Iterator[Path]:
 
 def test_scale(relax: Relax, run: Path, control: FakeControl) -> None:
     done = relax("scale", run, "rollout=3", "reward=2", "--wait", "--id", "mine")
-    assert (done.code, done.out, done.err) == (0, "mine done: rollout=3 reward=2\n", "scale begins\n")
+    assert (done.code, done.out, done.err) == (0, "mine done: 3 engines and 2 reward processes\n", "scale begins\n")
     assert control.replicas == {"rollout": 3, "reward": 2}
-    assert relax("scale", run, "rollout=3", "reward=2", "--id", "mine").out == "mine done: rollout=3 reward=2\n"
+    assert (
+        relax("scale", run, "rollout=3", "reward=2", "--id", "mine").out
+        == "mine done: 3 engines and 2 reward processes\n"
+    )
     assert len(control.performed) == 1
 
 
@@ -97,29 +100,35 @@ def test_a_wrong_target_is_one_sentence(relax: Relax, run: Path, arguments: list
 
 
 def test_pause_resume_and_the_rest(relax: Relax, run: Path, control: FakeControl) -> None:
-    assert relax("pause", run).out == "pause-1 done\n"
+    assert relax("pause", run).out == "pause-1 done: nothing new begins; `relax resume` lets the run go on\n"
     assert control.paused
-    assert relax("resume", run).out == "resume-2 done\n"
+    assert relax("resume", run).out == "resume-2 done: the run goes on\n"
     assert not control.paused
-    assert relax("checkpoint", run, "--wait").out == "checkpoint-3 done\n"
-    assert relax("restart", run, "trainer", "--wait").out == "restart-4 done\n"
+    assert relax("checkpoint", run, "--wait").out == "checkpoint-3 done: written at step 7\n"
+    assert (
+        relax("restart", run, "trainer", "--wait").out
+        == "restart-4 done: trainer is ready again; its log is trainer.2.log\n"
+    )
     assert "there is no role 'nobody'" in relax("restart", run, "nobody").err
-    table = relax("operations", run).out.splitlines()
+    table = [line for line in relax("operations", run).out.splitlines() if not line.startswith(" ")]
     assert [line.split()[:2] for line in table[1:]] == [
         ["pause-1", "done"], ["resume-2", "done"], ["checkpoint-3", "done"], ["restart-4", "done"],
     ]  # fmt: skip
+    assert table[3].rstrip().endswith("checkpoint: written at step 7")
 
 
 def test_engines(relax: Relax, run: Path, control: FakeControl) -> None:
     done = relax("engine", "attach", run, "lab", "http://10.0.0.7:8000", "--capacity", 4, "--wait")
-    assert (done.code, done.out) == (0, "attach-1 done\n")
+    assert (done.code, done.out) == (0, "attach-1 done: 2 engines\n")
     table = [line.split() for line in relax("engine", "list", run).out.splitlines()]
     assert table == [
         ["engine", "state", "version", "capacity", "whose", "note"],
         ["engine-0", "live", "v7", "8", "own"],
         ["lab", "joining", "-", "4", "http://10.0.0.7:8000"],
     ]
-    assert relax("engine", "drain", run, "lab", "--wait").out == "detach-2 done\n"
+    assert relax("engine", "drain", run, "lab", "--wait").out == "detach-2 done: 2 engines\n"
+    what = "attach lab at http://10.0.0.7:8000, for 4 requests at a time"
+    assert what in " ".join(relax("operations", run).out.split())
     done = relax("engine", "attach", run, "lab", "http://user:hunter2@10.0.0.7:8000")
     assert done.code == 2
     assert "hunter2" not in done.out + done.err

@@ -78,7 +78,7 @@ async def test_one_id_is_one_operation(operator: Operator, control: FakeControl)
     await turns()
     assert len(control.performed) == 1
     with pytest.raises(
-        ConflictError, match=r"operation 'mine' is a scale with .*'rollout': 3.*, this one is a .*'rollout': 4"
+        ConflictError, match="operation 'mine' is to scale rollout to 3, this one is to scale rollout to 4; give"
     ):
         operator.submit(Scale({"rollout": 4}), "mine")
 
@@ -175,6 +175,18 @@ async def test_when_the_run_ends_what_was_under_way_says_so(control: FakeControl
         await running
     assert (first.state, second.state) == ("failed", "failed")
     assert "was interrupted: the run, or its controller, ended" in str(second.error)
+
+
+async def test_a_restart_of_the_controller_is_done_when_the_controller_ends(control: FakeControl) -> None:
+    operator = Operator(control)
+    control.hold = True
+    running = asyncio.create_task(operator.run())
+    operation = operator.submit(Restart("controller"))
+    await turns()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (operation.state, operation.result, operation.error) == ("done", {"host": "controller"}, None)
 
 
 async def test_what_cannot_be_done_is_refused_at_once(operator: Operator) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from relax.data.quarantine import Quarantine
 from relax.runtime.device import SharedDevices
+from relax.runtime.liveness import Pulse
 from relax.runtime.task import TaskSet
 from relax.runtime.turn_compute import TurnCompute
 from relax.runtime.turn_desk import TurnLink
@@ -47,7 +48,7 @@ def host_of(directory: Path, name: str, devices: dict[str, str]) -> Any:
         client=Nobody(),
         server=SimpleNamespace(serve=ignore),
         busy=ignore,
-        waits=ignore,
+        pulse=Pulse(),
         on_arrival=[],
         transfers=[],
     )

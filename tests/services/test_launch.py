@@ -4,26 +4,34 @@ import asyncio
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from relax.core.error import RelaxError
-from relax.services.cli.launch import Outcome, launch
+from relax.services.cli import launch as module
+from relax.services.cli.launch import Interruption, Outcome, launch
 
 
 class Fake:
-    """Sends itself `signals` once it runs, then behaves as told: `stops`, `ignores` a stop, or `ends` anyway."""
+    """Sends itself `signals` once it runs, then behaves as told: `stops`, `ignores` a stop, is `over` and closes, or `ends` anyway."""
 
     def __init__(self, behaviour: str, *signals: int) -> None:
         self._behaviour, self._signals = behaviour, signals
         self._stop = asyncio.Event()
         self.cleaned = False
+        self.is_over = behaviour == "over"
 
     async def execute(self) -> dict[str, object]:
         try:
             for number in self._signals:
                 os.kill(os.getpid(), number)
                 await asyncio.sleep(0)
+            if self.is_over:
+                await asyncio.sleep(0.05)
+                assert not self._stop.is_set()
             if self._behaviour == "raises":
                 raise RelaxError("what went wrong")
             if self._behaviour == "ignores":
@@ -41,8 +49,21 @@ class Fake:
 def launched(fake: Fake, grace_s: float = 30.0) -> tuple[Outcome, list[str], list[int]]:
     said: list[str] = []
     ended: list[int] = []
-    outcome = launch(fake, grace_s, said.append, ended.append)
+    outcome = run(fake, grace_s, said.append, lambda code, why: ended.append(code))
     return outcome, said, ended
+
+
+def run(
+    fake: Fake, grace_s: float, say: Callable[[str], None], end: Callable[[int, str], Any], close_s: float = 10.0
+) -> Outcome:
+    with Interruption(grace_s, say, end, close_s) as interruption:
+        return launch(fake, interruption)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals count each, however close together."""
+    monkeypatch.setattr(module, "SAME_S", 0.0)
 
 
 def test_a_run_that_ends_by_itself() -> None:
@@ -69,15 +90,48 @@ def test_rule_rr6_after_the_grace_time_the_run_is_cancelled(grace_s: float) -> N
     assert ended == []
 
 
+@pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_rule_rr6_an_interrupt_while_stopping_ends_the_process_at_once(first: int) -> None:
     _, _, ended = launched(Fake("stops", first, signal.SIGINT))
     assert ended == [130]
 
 
-def test_rule_rr6_a_second_sigterm_ends_the_process_at_once() -> None:
-    _, said, ended = launched(Fake("stops", signal.SIGTERM, signal.SIGTERM))
-    assert (len(said), ended) == (1, [143])
+@pytest.mark.usefixtures("apart")
+def test_rule_rr6_a_second_sigterm_ends_the_process_at_once_and_says_why() -> None:
+    said: list[str] = []
+    ended: list[tuple[int, str]] = []
+    run(Fake("stops", signal.SIGTERM, signal.SIGTERM), 30.0, said.append, lambda *how: ended.append(how))
+    assert (len(said), ended) == (1, [(143, "a second signal ended it at once")])
+
+
+def test_rule_rr6_two_signals_that_come_together_are_one() -> None:
+    """Ctrl-C reaches a whole process group, and `timeout`, which is in it, passes its own on."""
+    outcome, said, ended = launched(Fake("stops", signal.SIGINT, signal.SIGINT))
+    assert (outcome, len(said), ended) == (Outcome({"steps": 3}, signal.SIGINT), 1, [])
+
+
+@pytest.mark.parametrize("grace_s", [30.0, 0.0])
+def test_rule_rr6_a_run_that_is_over_is_left_to_close_and_said_to_be_over(grace_s: float) -> None:
+    outcome, said, ended = launched(Fake("over", signal.SIGTERM), grace_s)
+    assert outcome == Outcome({"steps": 3}, signal.SIGTERM)
+    assert said == ["the run is over and closes; press Ctrl-C again to end at once"]
+    assert ended == []
+
+
+def test_rule_rr6_a_signal_while_the_outcome_is_printed_is_answered_and_a_second_one_ends_the_process() -> None:
+    said: list[str] = []
+    ended: list[tuple[int, str]] = []
+    with Interruption(0.2, said.append, lambda *how: ended.append(how), 0.0) as interruption:
+        assert launch(Fake("stops", signal.SIGTERM), interruption).signal == signal.SIGTERM
+        said.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.25)  # the deadline of the stop is over
+        assert said == ["the run has ended, and what came of it follows; press Ctrl-C again to end at once"]
+        assert ended == []
+        time.sleep(module.SAME_S)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [(130, "")]
 
 
 def test_rule_rr6_a_stop_that_fails_is_said_and_the_run_is_cancelled() -> None:
@@ -122,11 +176,11 @@ def test_rule_rr6_a_blocked_loop_says_at_once_and_ends_after_the_grace_time(numb
             assert released.wait(30)  # as long as nothing ends the process
             return {}
 
-    def end(code: int) -> None:
+    def end(code: int, why: str) -> None:
         ended.append(code)
         released.set()
 
-    launch(Blocking("ends"), 0.02, said.append, end, close_s=0.0)
+    run(Blocking("ends"), 0.02, said.append, end, close_s=0.0)
     assert ended == [128 + number]
     assert "the run did not end within 0.02 s" in said[1]
 
@@ -146,11 +200,11 @@ def test_rule_rr6_a_terminal_that_blocks_or_fails_does_not_keep_the_process() ->
             raise RuntimeError("reentrant call")
         released.wait()
 
-    def end(code: int) -> None:
+    def end(code: int, why: str) -> None:
         ended.append(code)
         released.set()
 
-    launch(Blocking("ends"), 0.0, say, end, close_s=0.0)
+    run(Blocking("ends"), 0.0, say, end, close_s=0.0)
     assert ended == [143]
 
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from relax.core.error import RelaxError
 from relax.core.message import Json
 from relax.runtime.host import HostError
-from relax.services.cli.launch import Outcome, launch
+from relax.services.cli.launch import Interruption, Outcome, launch
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
+from relax.services.remote.feed import Feed
 from relax.services.remote.launch import RemoteRun
 from relax.services.remote.role import roles_of
 from tests.e2e.tiny import tiny_config
@@ -63,7 +65,10 @@ def launched(folder: Path, hosts: Hosts, grace_s: float = 30.0) -> tuple[Outcome
     said: list[str] = []
     with RunDirectory(folder / "tiny") as directory:
         run = RemoteRun(config, directory, MonitorHub([]), roles_of(config), build=hosts.build)  # type: ignore[arg-type]
-        outcome = launch(run, grace_s, said.append, lambda code: said.append(f"ended with {code}"))
+        with Interruption(
+            grace_s, said.append, lambda code, why: said.append(f"ended with {code}: {why}")
+        ) as interruption:
+            outcome = launch(run, interruption)
     return outcome, said
 
 
@@ -72,7 +77,8 @@ def test_rule_rr6_a_run_that_is_over_when_it_is_asked_to_stop_is_finished(tmp_pa
     outcome, said = launched(tmp_path, Hosts(when))
     assert outcome == Outcome(SUMMARY, signal.SIGTERM)
     assert len(said) == 1
-    assert "stopping at the next safe point" in said[0]
+    # Nobody has seen yet that the controller has ended; once it was seen there is nothing to stop.
+    assert ("stopping at the next safe point" if when == "unseen" else "the run is over and closes") in said[0]
 
 
 def test_rule_rr6_a_run_that_is_over_is_finished_even_when_its_end_takes_longer_than_the_grace_time(
@@ -89,3 +95,19 @@ def test_rule_rr6_a_run_that_has_failed_when_it_is_asked_to_stop_fails(
 ) -> None:
     with pytest.raises(RelaxError, match="controller failed 3 times"):
         launched(tmp_path, Hosts(when, result))
+
+
+async def test_rule_rr6_a_launcher_knows_that_the_run_is_over_before_its_summary_is_written(tmp_path: Path) -> None:
+    """The controller says so first, and its summary may take a while: until then there is nothing to stop."""
+    config = tiny_config(tmp_path, runtime={"type": "ray"})
+    run = RemoteRun(config, RunDirectory(tmp_path / "tiny"), MonitorHub([]), roles_of(config))
+    feed, looks = Feed(), list[bool]()
+    run._client = SimpleNamespace(proxy=lambda name: feed)  # type: ignore[assignment]
+    following = asyncio.create_task(run._feed())
+    for kind in ("restart", "end"):
+        feed.notice(kind, "tiny")
+        await asyncio.sleep(0.01)
+        looks.append(run.is_over)
+    following.cancel()
+    assert looks == [False, True]
+    await run.stop()  # asks nobody: this client could not be asked

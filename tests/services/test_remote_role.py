@@ -38,3 +38,15 @@ def test_a_row_says_what_the_role_said_unless_its_process_is_not_well(
     assert (row.state, row.waits_for) == expected
     assert (row.name, row.restarts, row.place) == ("engine-0", 2, "process 17")
     assert row.version == (7 if beat.version else None)
+    assert row.host == ""
+
+
+def test_roles_that_share_a_process_go_by_their_own_names_and_name_it() -> None:
+    roles = {"advantage": RoleBeat(RoleState.waiting, "judged groups"), "demonstration": RoleBeat(RoleState.busy)}
+    view = {
+        "host": "light", "roles": list(roles), "phase": "ready", "incarnation": 1, "pid": 17, "beat": Beat(roles).to_json(),
+        "error": "", "node": "", "failures": 0,
+    }  # fmt: skip
+    assert [(row.name, row.host, row.state) for row in role_rows(view)] == [
+        ("advantage", "light", "waiting"), ("demonstration", "light", "busy"),
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 
 from relax.runtime.clock import LoopClock
 from relax.runtime.device import DeviceTurns
+from relax.runtime.liveness import RolePulse
 from relax.runtime.turn_desk import Standing, TurnDesk
 from relax.services.remote.controller import ControllerProcess, first_living
 from relax.services.remote.desk import Arrival, Desk
@@ -21,12 +22,14 @@ async def process() -> ControllerProcess:
     """The trainer and engine-1 have come, and engine-1 has the device's turn."""
 
     class Control:
+        is_paused = False
+
         async def saw(self, *args: Any) -> None: ...
 
     process = object.__new__(ControllerProcess)
     desk = Desk()
     process._site = SimpleNamespace(desk=desk)  # type: ignore[assignment]
-    process._control = Control()  # type: ignore[assignment]
+    process._control, process._pulse = Control(), RolePulse()  # type: ignore[assignment]
     process._turns = TurnDesk(DeviceTurns(LoopClock()), process._incarnation)
     for host in ("trainer", "engine-1"):
         await desk.arrive(Arrival(host, (host,), 1, ""))

@@ -76,13 +76,40 @@ def test_what_is_no_list_is_one_bad_thing(found: Any) -> None:
 def test_the_table_says_who_does_what() -> None:
     lines = shown(role_table(ROLES)).splitlines()
     assert max(len(line) for line in lines) <= 80
-    table = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
-    assert table["role"].split() == ["role", "state", "version", "rate", "restarts", "beat", "note"]
-    assert table["trainer"].split() == ["trainer", "busy", "v31", "8,123", "tokens/s", "0", "1", "s"]
-    assert table["engine-1"].split()[:6] == ["engine-1", "starting", "-", "-", "0", "45"]
-    assert "0.25 rows/s" in table["reward-0"]
+    rows, blank, sentences = lines[:7], lines[7], lines[8:]
+    table = {line.split()[0]: line for line in rows}
+    assert table["role"].split() == ["role", "state", "version", "rate", "beat"]
+    assert table["trainer"].split() == ["trainer", "busy", "v31", "8,123", "tokens/s", "1", "s"]
+    assert " ".join(table["engine-1"].split()) == "engine-1 starting, waits for weights v31 - - 45 s"
+    assert " ".join(table["reward-0"].split()) == "reward-0 waiting for trajectories - 0.25 rows/s 0 s"
     assert "3 min" in table["judge"]
-    assert "killed" in table["engine-0"]
+    assert not blank.strip()
+    assert sentences == [
+        "controller: restarted 2 times",
+        "engine-0: restarted once; killed by signal 9",
+        "judge: failed, restarted 5 times; RuntimeError: no memory left on the device",
+    ]
+
+
+def test_the_table_of_roles_that_share_a_process_has_one_line_for_each_in_80_columns() -> None:
+    names = ("rollout", "reward", "advantage", "demonstration")
+    roles = [
+        RoleStatus(name, "waiting", "stage warm-up to end", beat_age_s=3.0, host="everything-else") for name in names
+    ]
+    roles += [RoleStatus("engine-12", "busy", version=1234, rate=12345.6, unit="tokens", beat_age_s=0.0)]
+    lines = shown(role_table(roles)).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert len(lines) == 1 + len(roles) + 2
+    assert " ".join(lines[4].split()) == "demonstration waiting for stage warm-up to end - - 3 s"
+    assert lines[-1] == "everything-else: one process of rollout, reward, advantage, demonstration"
+
+
+def test_a_restart_of_a_process_that_roles_share_is_told_once() -> None:
+    roles = [RoleStatus(name, "busy", restarts=1, error="killed", host="light") for name in ("advantage", "reward")]
+    assert shown(role_table(roles)).splitlines()[-2:] == [
+        "light: one process of advantage, reward",
+        "light: restarted once; killed",
+    ]
 
 
 def test_status_has_the_roles_of_a_run_under_way(tmp_path: Path) -> None:
@@ -101,7 +128,7 @@ def test_status_has_the_roles_of_a_run_under_way(tmp_path: Path) -> None:
     text = shown(status_table(status))
     assert "paused (process" in text
     assert "news 100 s ago" in text
-    assert "waits for" in text
+    assert "waiting for trajectories" in text
     over = read_status(config, directory)
     assert over.roles == ()
-    assert "restarts" not in shown(status_table(over))
+    assert "beat" not in shown(status_table(over))

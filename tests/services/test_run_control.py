@@ -7,7 +7,7 @@ import pytest
 
 from relax.core.error import UserError
 from relax.runtime.config import RayConfig
-from relax.services.control.request import Detach, Scale
+from relax.services.control.request import Detach, Restart, Scale
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.attached import server_of
@@ -132,3 +132,15 @@ def test_a_host_with_a_name_carries_a_role_once(tmp_path: Path) -> None:
     assert isinstance(config.runtime, RayConfig)
     hosts = {host.name: host.roles for host in run._hosts(config.runtime)}
     assert hosts["gen"] == ("engine",)
+
+
+async def test_a_role_is_restarted_by_its_name_in_the_table_also_where_it_shares_a_process(tmp_path: Path) -> None:
+    world = World(tmp_path, engines=1)
+    world.host("light", "advantage", "reward")
+    await world.open()
+    for name, host in (("light", "light"), ("advantage", "light"), ("reward", "light"), ("engine-0", "engine-0")):
+        assert world.control.plan(Restart(name)) == [f"end the process {host} and start it anew"]
+    world.host("engine-1", "engine")
+    await world.tell()
+    with pytest.raises(UserError, match="there is no role 'engine'; roles: engine-0, light, engine-1"):
+        world.control.plan(Restart("engine"))

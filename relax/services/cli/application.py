@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from relax import __version__
 from relax.core.error import ConfigError, RelaxError, UserError
 from relax.services.cli import component, config, control, evaluate, export, replay, scale, show, status, stop, train
+from relax.services.cli.group import CommandGroup
 from relax.services.cli.screen import print_error
 
 ENVIRONMENT = {
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 """Defaults set before torch and transformers are imported; what the user has set stands."""
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     def invoke(self, ctx: Any) -> Any:
         """Let Ctrl-C come out as it is: the class above would end the process without a word."""
         try:

@@ -12,9 +12,12 @@ from relax.core.error import UserError
 from relax.services.best import check_retention
 from relax.services.check import check_run
 from relax.services.cli.argument import split_arguments
+from relax.services.cli.group import CommandGroup
 from relax.services.cli.screen import output, print_warning
 
-app = typer.Typer(no_args_is_help=True, help="Look at a recipe without running it.", rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Look at a recipe without running it.", rich_markup_mode=None
+)
 
 Arguments = Annotated[
     list[str],

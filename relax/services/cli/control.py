@@ -15,8 +15,10 @@ from rich.text import Text
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
 from relax.services.cli.argument import open_run
+from relax.services.cli.group import CommandGroup
 from relax.services.cli.screen import messages, output
 from relax.services.control.client import ControlClient
+from relax.services.control.wording import asked, outcome
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
@@ -26,7 +28,9 @@ Id = Annotated[
     typer.Option("--id", metavar="ID", help="A name of your own for it: asked twice under one name, it is done once."),
 ]
 
-engine_app = typer.Typer(no_args_is_help=True, help="List, attach and drain the engines of a run under way.")
+engine_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="List, attach and drain the engines of a run under way."
+)
 
 
 def pause_command(run: RunArgument) -> None:
@@ -127,22 +131,13 @@ def _operation_table(operations: list[Mapping[str, Json]]) -> Table:
     now = time.time()
     for operation in operations:
         state = "cancelling" if operation["cancelling"] else operation["state"]
-        said = operation["error"] or (operation["progress"] or operation["plan"] or [""])[-1]
-        arguments = _flat(operation["arguments"])
-        what = f"{operation['kind']} {arguments}".strip() + (f": {said}" if said else "")
+        came_of_it = outcome(operation["kind"], operation["result"] or {})
+        said = operation["error"] or came_of_it or (operation["progress"] or operation["plan"] or [""])[-1]
+        what = asked(operation["kind"], operation["arguments"]) + (f": {said}" if said else "")
         table.add_row(
             *(Text(cell) for cell in (operation["id"], state, f"{now - operation['created_at']:.0f} s", what))
         )
     return table
-
-
-def _flat(facts: Mapping[str, Json]) -> str:
-    """`{"replicas": {"rollout": 4}}` to `rollout=4`."""
-    return " ".join(
-        _flat(value) if isinstance(value, Mapping) else f"{name}={value}"
-        for name, value in facts.items()
-        if value is not None
-    )
 
 
 def _ask(run: Path, path: str, body: Mapping[str, Json], is_waiting: bool, dry_run: bool = False) -> None:
@@ -167,8 +162,8 @@ def conclude(run: Path, client: ControlClient, answer: dict[str, Json], is_waiti
     if answer["state"] in ("failed", "cancelled"):
         raise RelaxError(f"{answer['id']} {answer['state']}" + (f": {answer['error']}" if answer["error"] else ""))
     if answer["state"] == "done":
-        facts = _flat(answer["result"] or {})
-        _say(f"{answer['id']} done" + (f": {facts}" if facts else ""))
+        came_of_it = outcome(answer["kind"], answer["result"] or {})
+        _say(f"{answer['id']} done" + (f": {came_of_it}" if came_of_it else ""))
         return
     for line in answer["plan"]:
         _say(f"will {line}")

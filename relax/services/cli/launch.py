@@ -1,8 +1,9 @@
 """Runs a run under the event loop, and turns signals into a clean end (RR6).
 
 Called by `relax train`. The first SIGINT or SIGTERM asks the run to stop where it is safe, with a checkpoint; after the grace time
-it is cancelled; a second signal ends the process at once. None of this needs a loop that turns: the handlers run between
-bytecodes, and a timer thread ends a process that does not end by itself.
+it is cancelled; a second signal ends the process at once. A run that is over is not asked: it closes, and what came of it is
+printed. None of this needs a loop that turns: the handlers run between bytecodes, and a timer thread ends a process that does not
+end by itself.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from relax.core.message import Json
 
 CLOSE_S = 10.0
 """What a cancelled run may take, beyond the grace time, to close its threads and files before the process ends without it."""
+SAME_S = 0.25
+"""Signals so close together are one: Ctrl-C reaches a whole process group, and `timeout` in it passes its own on."""
 SAY_S = 1.0
 """What the last words of a process may take: the thread that is stuck may hold the lock of the terminal."""
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -38,6 +42,11 @@ class Runnable(Protocol):
 
     async def stop(self) -> None: ...
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing is trained any more: it closes, which a stop could only disturb."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -48,28 +57,42 @@ class Outcome:
 
 
 class Interruption:
-    """`say` prints one line; `end` ends the process at once with an exit code. Stops the run that `guard` is given."""
+    """`say` prints one line; `end` ends the process at once, with an exit code and, while the run is not over, a sentence on why.
+
+    A context: from `install` to its end SIGINT and SIGTERM are caught, while the run runs and while what came of it is printed.
+    """
 
     def __init__(
-        self, grace_s: float, say: Callable[[str], None], end: Callable[[int], Any], close_s: float = CLOSE_S
+        self, grace_s: float, say: Callable[[str], None], end: Callable[[int, str], Any], close_s: float = CLOSE_S
     ) -> None:
         self._grace_s, self._say, self._end = grace_s, say, end
+        self._run: Runnable | None = None
         self._stop_run: Callable[[], Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._timer = threading.Timer(grace_s + close_s, self._expire)
         self._timer.daemon = True
+        self._before: dict[int, Any] = {}
+        self._warned_s: float | None = None
+        self._has_ended = False
         self.signal: int | None = None
+        """The first one that came while the run ran."""
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM inside the block; leaving it stops the timer."""
-        before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            self._timer.cancel()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def __enter__(self) -> "Interruption":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def install(self) -> None:
+        """Signals are caught from now on."""
+        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ended(self) -> None:
+        """The run has returned or failed: there is nothing left to stop, and no deadline."""
+        self._timer.cancel()
+        self._has_ended, self._warned_s = True, None
 
     @contextmanager
     def guard(self, run: Runnable, task: "asyncio.Task[Any]") -> Iterator[None]:
@@ -80,7 +103,7 @@ class Interruption:
             if self._stopping is None:
                 self._stopping = loop.create_task(self._stop(run, task), name="stop")
 
-        self._stop_run = lambda: loop.call_soon_threadsafe(begin)
+        self._run, self._stop_run = run, lambda: loop.call_soon_threadsafe(begin)
         if self.signal is not None:
             begin()
         try:
@@ -91,11 +114,20 @@ class Interruption:
                 self._stopping.cancel()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
-            self._leave(number)
+        now = time.monotonic()
+        if self._warned_s is not None:
+            if now - self._warned_s >= SAME_S:
+                self._leave(number, "a second signal ended it at once")
+            return
+        self._warned_s = now
+        if self._has_ended:
+            self._say_inside("the run has ended, and what came of it follows; press Ctrl-C again to end at once")
             return
         self.signal = number
         self._timer.start()  # first: whatever fails or blocks from here on, the process ends
+        if self._run is not None and self._run.is_over:
+            self._say_inside("the run is over and closes; press Ctrl-C again to end at once")
+            return
         if self._stop_run is not None:
             self._stop_run()
         self._say_inside(
@@ -125,29 +157,30 @@ class Interruption:
 
     def _expire(self) -> None:
         """In the timer's thread."""
-        line = f"the run did not end within {self._timer.interval:g} s of the signal; ending the process"
-        speaker = threading.Thread(target=self._say, args=(line,), daemon=True)
+        within = f"within {self._timer.interval:g} s of the signal"
+        self._last_word(f"the run did not end {within}; ending the process")
+        if not self._has_ended:  # it may have, while that was said
+            self._leave(self.signal or signal.SIGTERM, f"it did not end {within} and was ended")
+
+    def _last_word(self, line: str) -> None:
+        """On a thread: it may not be heard, and who ends the process does not wait for that."""
+        speaker = threading.Thread(target=self._say_inside, args=(line,), daemon=True)
         speaker.start()
         speaker.join(SAY_S)
-        self._leave(self.signal or signal.SIGTERM)
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: int, why: str) -> None:
         if sys.__stdout__ is not None and not sys.__stdout__.closed and sys.__stdout__.isatty():
             os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # a live table had hidden it
-        self._end(128 + number)
+        self._end(128 + number, "" if self._has_ended else why)
 
 
-def launch(
-    run: Runnable,
-    grace_s: float,
-    say: Callable[[str], None],
-    end: Callable[[int], Any] = os._exit,
-    close_s: float = CLOSE_S,
-) -> Outcome:
+def launch(run: Runnable, interruption: Interruption) -> Outcome:
     """Run to the end. What `execute` raises comes out, but for the cancellation that a signal led to."""
-    interruption = Interruption(grace_s, say, end, close_s)
-    with interruption.installed():  # around the loop: closing it may hang as well
+    interruption.install()  # around the loop: closing it may hang as well
+    try:
         return asyncio.run(_supervise(run, interruption))
+    finally:
+        interruption.ended()
 
 
 async def _supervise(run: Runnable, interruption: Interruption) -> Outcome:

@@ -1,8 +1,8 @@
-"""The table of roles in `relax status`: one line each, what it does, and what it waits for."""
+"""The roles in `relax status`: a table with one line each, what it does or waits for; below it what happened to them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -11,27 +11,32 @@ from relax.services.role_status import RoleStatus
 _COLOURS = {"failed": "bold red", "starting": "yellow", "waiting": "yellow", "stopped": "dim"}
 OLD_BEAT_S = 10.0
 """From here on a sign of life is old enough to stand out."""
+NAME_WIDTH = 24
 
 
 def role_table(roles: Sequence[RoleStatus]) -> RenderableType:
-    """Fits into 80 columns; the last column takes what is left and may be folded."""
+    """Fits into 80 columns: what a role waits for takes what the numbers leave, and sentences go below, over the whole width."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("role", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("version", "rate", "restarts", "beat"):
+    table.add_column("role", overflow="fold", max_width=NAME_WIDTH)
+    table.add_column("state", overflow="fold")
+    for heading in ("version", "rate", "beat"):
         table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("note", overflow="fold")
     for role in roles:
         table.add_row(
             Text(role.name),
-            Text(role.state, style=_COLOURS.get(role.state, "")),
+            Text(_state(role), style=_COLOURS.get(role.state, "")),
             Text("-" if role.version is None else f"v{role.version}"),
             Text(_rate(role)),
-            Text(str(role.restarts), style="yellow" if role.restarts else ""),
             _beat(role.beat_age_s),
-            Text(_note(role)),
         )
-    return table
+    sentences = [Text(line) for line in (*_processes(roles), *_histories(roles))]
+    return Group(table, Text(), *sentences) if sentences else table
+
+
+def _state(role: RoleStatus) -> str:
+    if not role.waits_for:
+        return role.state
+    return f"waiting for {role.waits_for}" if role.state == "waiting" else f"{role.state}, waits for {role.waits_for}"
 
 
 def _rate(role: RoleStatus) -> str:
@@ -47,8 +52,16 @@ def _beat(age_s: float | None) -> Text:
     return Text(text, style="bold red" if age_s >= OLD_BEAT_S else "")
 
 
-def _note(role: RoleStatus) -> str:
-    """What it waits for, or why it failed; the error of a role that works again is history, but tells why it restarted."""
-    if role.waits_for and role.state in ("waiting", "starting"):
-        return f"waits for {role.waits_for}"
-    return role.error
+def _processes(roles: Sequence[RoleStatus]) -> Iterator[str]:
+    """Which roles share one."""
+    for host in dict.fromkeys(role.host for role in roles if role.host):
+        yield f"{host}: one process of {', '.join(role.name for role in roles if role.host == host)}"
+
+
+def _histories(roles: Sequence[RoleStatus]) -> Iterator[str]:
+    """How often each process was restarted, and why last: the error of a role that works again is history."""
+    told = {role.host or role.name: role for role in roles if role.restarts or role.error}
+    for process, role in told.items():
+        times = "restarted once" if role.restarts == 1 else f"restarted {role.restarts} times"
+        parts = [*(["failed"] if role.state == "failed" else []), *([times] if role.restarts else [])]
+        yield f"{process}: {', '.join(parts) or 'failed before'}" + (f"; {role.error}" if role.error else "")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from relax.core.error import UserError
 from relax.services.cli.argument import open_run
+from relax.services.cli.group import CommandGroup
 from relax.services.cli.screen import output, print_facts
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
@@ -19,7 +20,9 @@ from relax.services.show import EvaluationView, GroupView, TrajectoryView, read_
 from relax.services.show_sample import SampleDetail, read_sample
 from relax.services.show_step import StepView, read_step
 
-app = typer.Typer(no_args_is_help=True, help="Look at one thing that a run did.", rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Look at one thing that a run did.", rich_markup_mode=None
+)
 
 MAX_TOKENS = 400
 """Tokens of a sample that are printed; the first and the last are."""

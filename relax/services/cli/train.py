@@ -6,6 +6,7 @@ Everything that can be wrong with a recipe or a directory is found before torch 
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from relax.core.message import Json
 from relax.runtime.config import RayConfig
 from relax.services.best import check_retention
 from relax.services.check import check_run
-from relax.services.cli.launch import Outcome, Runnable, close_s_of, launch
+from relax.services.cli.launch import Interruption, Outcome, Runnable, close_s_of, launch
 from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
@@ -63,8 +64,9 @@ def train(
         for line in prepare(request):
             _say(line)
         _announce(config, directory)
-        outcome = _run(request)
-        _conclude(config, directory, outcome)
+        with Interruption(config.run.grace_s, _say, partial(_end, directory), close_s_of(config)) as interruption:
+            outcome = _run(request, interruption)
+            _conclude(config, directory, outcome)
 
 
 def _announce(config: RunConfig, directory: RunDirectory) -> None:
@@ -75,7 +77,7 @@ def _announce(config: RunConfig, directory: RunDirectory) -> None:
         output().print(Text(f"its processes start; {look}"), soft_wrap=True)
 
 
-def _run(request: Request) -> Outcome:
+def _run(request: Request, interruption: Interruption) -> Outcome:
     """Exits with one message when the run failed for a known reason; anything else keeps its traceback."""
     config, directory = request.config, request.directory
     log_path = directory.root / "run.log"
@@ -84,8 +86,7 @@ def _run(request: Request) -> Outcome:
     with logbook(log_path) as log:
         try:
             hub = build_monitors(config, directory, outline_of(config))
-
-            return launch(_runnable(request, hub), config.run.grace_s, _say, close_s=close_s_of(config))
+            return launch(_runnable(request, hub), interruption)
         except RelaxError as error:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
@@ -142,6 +143,13 @@ def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> N
     _remember(directory, f"stopped, {saved}")
     _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
+
+
+def _end(directory: RunDirectory, code: int, why: str) -> None:
+    """Leave the process at once, by exit `code`. Whatever closes takes its time, and there is none."""
+    if why:
+        _remember(directory, why)
+    os._exit(code)
 
 
 def _remember(directory: RunDirectory, ending: str) -> None:

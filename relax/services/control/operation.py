@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from relax.core.error import UserError
 from relax.core.message import Json
 from relax.services.control.request import Request, arguments_of, kind_of, subject_of
+from relax.services.control.wording import asked
 
 OperationState: TypeAlias = Literal["pending", "running", "done", "failed", "cancelled"]
 ENDED: frozenset[OperationState] = frozenset({"done", "failed", "cancelled"})
@@ -97,8 +98,8 @@ class OperationBook:
         known = self._operations.get(id) if id is not None else None
         if known is not None and known.request != request:
             raise ConflictError(
-                f"operation {id!r} is a {kind_of(known.request)} with {arguments_of(known.request)}, this one is a "
-                f"{kind_of(request)} with {arguments_of(request)}; give a new request an id of its own"
+                f"operation {id!r} is to {_words(known.request)}, this one is to {_words(request)}; give a new request an id "
+                "of its own"
             )
         return known
 
@@ -162,3 +163,7 @@ class OperationBook:
             id = f"{kind_of(request)}-{self._made}"
             if id not in self._operations:
                 return id
+
+
+def _words(request: Request) -> str:
+    return asked(kind_of(request), arguments_of(request))

@@ -13,7 +13,7 @@ from relax.core.error import RelaxError
 from relax.core.message import Json
 from relax.runtime.task import TaskSet
 from relax.services.control.operation import Operation, OperationBook
-from relax.services.control.request import Control, Request, kind_of, timeout_of
+from relax.services.control.request import CONTROLLER, Control, Request, Restart, kind_of, timeout_of
 from relax.services.signal import Signal
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Operator:
         finally:
             for operation in self.book.all():
                 if not operation.has_ended:
-                    self._end(operation, "failed", error=_interrupted(operation))
+                    self._cut_short(operation)
 
     async def _carry_out(self, operation: Operation) -> None:
         """Whatever happens inside is the operation's own end."""
@@ -82,7 +82,7 @@ class Operator:
             result = await work
         except asyncio.CancelledError:
             if not operation.is_cancelling:
-                self._end(operation, "failed", error=_interrupted(operation))
+                self._cut_short(operation)
                 raise
             self._end(operation, "cancelled")
         except RelaxError as error:
@@ -109,6 +109,13 @@ class Operator:
                 f"{kind_of(operation.request)} did not end within {operation.timeout_s:g} s{last}; ask again with a larger "
                 "timeout_s, or see what it waits for with `relax status`"
             ) from error
+
+    def _cut_short(self, operation: Operation) -> None:
+        """The run ends, or its controller: which is what was asked for, where that one was to be restarted."""
+        if operation.request == Restart(CONTROLLER) and operation.state == "running":
+            self._end(operation, "done", {"host": CONTROLLER})
+        else:
+            self._end(operation, "failed", error=_interrupted(operation))
 
     def _end(
         self, operation: Operation, state: str, result: Mapping[str, Json] | None = None, error: str | None = None

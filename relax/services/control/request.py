@@ -59,6 +59,10 @@ class Evaluate:
     """Evaluate the newest version on every set."""
 
 
+CONTROLLER = "controller"
+"""The role that carries operations out, and its process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restart:
     """End a role's process and start it anew (RR1)."""

@@ -17,7 +17,7 @@ from relax.core.error import InvariantError, RelaxError, TransportError, UserErr
 from relax.core.message import Json
 from relax.runtime.clock import LoopClock
 from relax.runtime.device import DeviceTurns
-from relax.runtime.liveness import Pulse
+from relax.runtime.liveness import Pulse, RolePulse
 from relax.runtime.place import RunPlace
 from relax.runtime.task import TaskSet
 from relax.runtime.turn_desk import TurnDesk
@@ -52,8 +52,8 @@ MAX_STUCK = 20
 class ControllerProcess:
     """Served to the launcher as `control`."""
 
-    def __init__(self, spec: RoleSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: RoleSpec, pulse: RolePulse) -> None:
+        self._spec, self._pulse = spec, pulse
         self._directory = RunDirectory(Path(spec.run))
         self._config = load_config([self._directory.config])
         self._weights = WeightDesk(self._config.weights, RunPlace(spec.run_id), self._directory, spec.control)
@@ -83,6 +83,7 @@ class ControllerProcess:
         """See `RunControl.saw`. What a dead process had on a device is free."""
         self._turns.saw(first_living(views))
         await self._control.saw(list(views), was_paused, attached)
+        self._pulse.waits("`relax resume`" if self._control.is_paused else "events")
 
     async def orders(self, after: int) -> Orders:
         """What the launcher is to do; see `RunControl.fetch`."""
@@ -213,7 +214,7 @@ async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Js
             "the controller runs on the node of the launcher, and found none of its shared memory; take node out of"
             " runtime.resources.controller, or start relax train on that node, in the same container as its Ray"
         )
-    process = ControllerProcess(spec)
+    process = ControllerProcess(spec, pulse.of("controller"))
     pulse.ready()
     pulse.of("controller").waits("events")
     try:

@@ -21,6 +21,7 @@ from relax.services.assembly import Assembly
 from relax.services.critic import CriticWeights, load_critic, open_critic
 from relax.services.remote.desk import RoleLostError, StageNotice
 from relax.services.remote.host import Host
+from relax.services.remote.occupation import CountedCalls, Occupation
 from relax.services.roles.critic import Critic
 
 ROLE = "critic"
@@ -112,6 +113,8 @@ class CriticLink:
 
 async def start_critic(host: Host, tasks: TaskSet) -> None:
     """Serve it; the trainer commands it."""
-    host.server.serve(ROLE, CriticService(host.assembly, lambda stage: host.access(stage)[0]))
-    host.waits("the trainer", ROLE)
+    occupation = Occupation(host.pulse.of(ROLE), "with what the trainer asked for", "the trainer")
+    service = CriticService(host.assembly, lambda stage: host.access(stage)[0])
+    host.server.serve(ROLE, CountedCalls(service, occupation))
+    occupation.has(0)
     tasks.start("stay", host.stay(), endless=True)

@@ -22,6 +22,7 @@ from relax.services.fleet import Fleet, update_timeouts
 from relax.services.fleet_registry import EngineEntry
 from relax.services.places import Places
 from relax.services.remote.host import Host
+from relax.services.remote.occupation import CountedCalls, Occupation
 from relax.services.remote.weight import weight_reader
 from relax.services.router_follower import RouterFollower
 from relax.weights.service import follow
@@ -43,6 +44,7 @@ class EngineSeat:
     async def start(self, tasks: TaskSet) -> None:
         host, assembly, name = self._host, self._host.assembly, self._name
         host.busy("loading the model", "engine")
+        self._occupation = Occupation(host.pulse.of("engine"), "serving", "requests")
         node = self._node()
         engine = assembly.engine(name, node, self._role)
         self._capacity: int = node.slots
@@ -58,9 +60,9 @@ class EngineSeat:
         assembly.fleet = Fleet(Router(assembly.clock), {name: engine}, [self._updater])
         is_elsewhere = isinstance(node, SglangEngineConfig)
         service = AttachedService(engine, lambda: self._doubt(tasks)) if is_elsewhere else EngineService(engine)
-        host.server.serve("engine", service)
+        host.server.serve("engine", CountedCalls(service, self._occupation))
         host.version = lambda: self._updater.live
-        host.waits("its first version", "engine")
+        self._occupation.needs("its first version")
         host.on_arrival.append(self._join)
         tasks.start("update", self._updater.run(), endless=True)
         tasks.start("versions", follow(host.client.proxy("weights"), self._updater.notify), endless=True)
@@ -86,14 +88,14 @@ class EngineSeat:
 
     async def _on_live(self, name: str, version: Version) -> None:
         host = self._host
-        host.busy("serving", "engine")
+        self._occupation.needs("")
         fleet = host.client.proxy("fleet")
         if not await fleet.set_live(name, host.spec.incarnation, version):
             raise LateError(f"engine {name}: process {host.spec.incarnation} is not wanted any more")
 
     async def _on_failed(self, name: str, reason: str, final: bool) -> None:
         _log.warning("engine %s takes no requests: %s", name, reason)
-        self._host.waits(f"weights, after a failed load: {reason}", "engine")
+        self._occupation.needs(f"weights, after a failed load: {reason}")
         await self._host.client.proxy("fleet").set_failed(name, self._host.spec.incarnation, reason)
         if final and self._is_own:  # a process of ours is replaced; somebody else's server may take the next version
             raise EngineError(f"engine {name} could not load new weights and is given up: {reason}")

@@ -79,3 +79,8 @@ def pass_on(entries: Sequence[Entry], hub: MonitorHub) -> int | None:
             hub.notice(*content)
         last = number
     return last
+
+
+def has_end(entries: Sequence[Entry]) -> bool:
+    """Whether they tell that the run is over: finished, or stopped."""
+    return any(kind == "notice" and content[0] == "end" for _, kind, _, content in entries)

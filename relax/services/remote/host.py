@@ -138,6 +138,7 @@ class Host:
     async def leave(self) -> None:
         """The stage is over."""
         if self.queue is not None:
+            self.queue.on_held = lambda: None
             await self.queue.close()
             self._queues.remove(self.queue)
         self.queue, self.stage, self.is_left = None, -1, False
@@ -168,13 +169,15 @@ class Host:
     async def beat(self, beat_s: float) -> None:
         """Endless. Tells the controller how this host fares; waits for nothing but time."""
         desk, meter, own = self.client.proxy("desk"), Meter(self.assembly), self.pulse.of(self.spec.roles[0])
+        computed = 0
         while True:
             version = self.version()
             own.counters = {**await meter.measure(), **self.load()}
             for moved in self.transfers:
                 own.counters |= {name: float(measure.value) for name, measure in moved.measures().items()}
             own.version = "" if version is None else str(version)
-            own.progress = int(1000 * sum(compute.busy_s for compute in self.assembly.computes.values()))
+            before, computed = computed, int(1000 * sum(one.busy_s for one in self.assembly.computes.values()))
+            own.advance(computed - before)
             await desk.beat(self.spec.host, self.pulse.read())
             await asyncio.sleep(beat_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
-from relax.services.remote.order import REPLICATED, replica_number
+from relax.services.remote.order import replica_number
 
 ENDED = ("stopped", "finished", "given up")
 OVER = (*ENDED, "stopping")
@@ -51,9 +51,11 @@ class HostTable:
         return tuple(sorted(names, key=replica_number))
 
     def host_of(self, role: str) -> str:
-        """The host that a role or host name means. Raises UserError."""
-        for view in self.views:
-            if role == view["host"] or (role in view["roles"] and role not in REPLICATED.values()):
-                return str(view["host"])
+        """The host that a name from the table of roles means; of a role with replicas, its only one. Raises UserError."""
+        if self.find(role) is not None:
+            return role
+        carriers = [str(view["host"]) for view in self.views if role in view["roles"]]
+        if len(carriers) == 1:
+            return carriers[0]
         known = ", ".join(str(view["host"]) for view in self.views)
         raise UserError(f"there is no role {role!r}; roles: {known}")

@@ -11,6 +11,7 @@ from relax.core.protocol import Generate
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
 from relax.services.remote.host import Host
+from relax.services.remote.occupation import CountedCalls, Occupation
 
 ROLE = "judge"
 TRIES = 3
@@ -22,9 +23,10 @@ async def start_judge(host: Host, tasks: TaskSet) -> None:
     judges = host.assembly.judges
     host.busy("loading", ROLE)
     await judges.open(judges.names)
+    occupation = Occupation(host.pulse.of(ROLE), "judging", "questions")
     for name in judges.names:
-        host.server.serve(_target(name), JudgeService(judges.router(name)))
-    host.busy("judging", ROLE)
+        host.server.serve(_target(name), CountedCalls(JudgeService(judges.router(name)), occupation))
+    occupation.has(0)
 
 
 def ask_elsewhere(host: Host) -> None:

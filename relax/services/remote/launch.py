@@ -22,16 +22,16 @@ from relax.runtime.supervisor import GiveUp, Report
 from relax.runtime.table import RUNTIMES
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
+from relax.services.control.request import CONTROLLER
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
-from relax.services.remote.feed import pass_on
+from relax.services.remote.feed import has_end, pass_on
 from relax.services.remote.host import RoleSpec
 from relax.services.remote.order import Orders
 from relax.services.remote.reach import Meeting, clear_weights, meeting
 
 _report = logging.getLogger(__name__)
 
-CONTROLLER = "controller"
 ROLES_S = 1.0
 """Seconds between two looks at the hosts that are passed on to the controller."""
 
@@ -63,7 +63,7 @@ class RemoteRun:
         self._failure: GiveUp | None = None
         self._replicas: dict[str, tuple[str, ...]] = {}
         self._attached: dict[str, Mapping[str, Json]] = {}
-        self._stopping = self._paused = self._is_over = False
+        self._stopping = self._paused = self.is_over = False
         self._summary: dict[str, Json] | None = None
 
     async def execute(self) -> dict[str, Json]:
@@ -107,12 +107,12 @@ class RemoteRun:
         A run that is over, and only has its processes to end, goes on with that.
         """
         self._stopping = True
-        if self._client is None or self._is_over:
+        if self._client is None or self.is_over:
             return
         try:
             await self._client.call("control", "stop")
         except LinkError:
-            if not self._is_over:  # else the controller was gone, and who waited for another one has closed the client
+            if not self.is_over:  # else the controller was gone, and who waited for another one has closed the client
                 raise
 
     async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
@@ -122,7 +122,7 @@ class RemoteRun:
             await self._stop_with_checkpoint(hosts)
             raise RelaxError(str(error)) from error
         finally:
-            self._is_over = True
+            self.is_over = True
         if "error" in summary:
             kind = UserError if summary["kind"] == "user" else RelaxError
             raise kind(str(summary["error"]))
@@ -211,6 +211,7 @@ class RemoteRun:
         last = 0
         while True:
             entries = await feed.fetch(last)
+            self.is_over = self.is_over or has_end(entries)
             last = pass_on(entries, self._hub) or last
 
     async def _pass_roles(self) -> None:

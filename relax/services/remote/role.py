@@ -45,12 +45,12 @@ def roles_of(config: RunConfig) -> frozenset[str]:
 
 def role_rows(view: Mapping[str, Json]) -> Iterator[RoleStatus]:
     """The rows of a host, of which the launcher has sent this view."""
-    beat = Beat.from_json(view["beat"])
+    beat, is_shared = Beat.from_json(view["beat"]), len(view["roles"]) > 1
     for role in view["roles"]:
         said = beat.roles.get(role, RoleBeat())
         state = _STATES.get(view["phase"], str(said.state))
         yield RoleStatus(
-            name=view["host"] if len(view["roles"]) == 1 else f"{role} ({view['host']})",
+            name=role if is_shared else view["host"],
             state=state,  # type: ignore[arg-type]
             waits_for=said.reason if state == "waiting" else "",
             version=_number(said.version),
@@ -60,6 +60,7 @@ def role_rows(view: Mapping[str, Json]) -> Iterator[RoleStatus]:
             beat_age_s=view.get("age_s"),
             error=view["error"],
             place=f"process {view['pid']}" if view["pid"] else "",
+            host=view["host"] if is_shared else "",
         )
 
 

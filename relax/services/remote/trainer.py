@@ -6,8 +6,8 @@ publication. A lost connection means that the trainer has to begin again from a 
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from relax.services.reference import write_reference
 from relax.services.remote.critic import CriticLink
 from relax.services.remote.desk import Desk, RoleLostError, StageNotice
 from relax.services.remote.host import Host
+from relax.services.remote.occupation import AskedController
 from relax.services.remote.weight import weight_writer
 from relax.services.roles.trainer import Trainer
 from relax.services.snapshot import Trainable
@@ -69,6 +70,10 @@ class TrainerService:
         if initial and self._has_trained:
             self._worn_out.set()
             await asyncio.Event().wait()  # no deadline: the end of this process ends the call
+        with self._busy("beginning a stage"):
+            await self._begin(stage)
+
+    async def _begin(self, stage: int) -> None:
         await self._assembly.begin_optimizer(stage)
         self._stage = stage
         if self._has_critic:
@@ -82,12 +87,12 @@ class TrainerService:
         raise RoleLostError("the run begins anew, and this trainer has trained already")
 
     async def load(self, stage: int, folder: str) -> None:
-        self._pulse.busy(f"loading {Path(folder).parent.name}")
-        await self._assembly.begin_optimizer(stage)
-        await self._compute.run(self._assembly.backend.load, folder)
-        self._stage = stage
-        if self._has_critic:
-            await self._critic.call("load", stage, folder)
+        with self._busy(f"loading {Path(folder).parent.name}"):
+            await self._assembly.begin_optimizer(stage)
+            await self._compute.run(self._assembly.backend.load, folder)
+            self._stage = stage
+            if self._has_critic:
+                await self._critic.call("load", stage, folder)
 
     async def first(self, number: int, incarnation: int) -> Version:
         """Publish what it holds, in a new incarnation when an earlier life of the trainer has published anything (WS1)."""
@@ -115,10 +120,10 @@ class TrainerService:
         bus, controller = self._access(notice.index)
         if self._has_critic:
             await self._critic.call("join", notice)
-        self._pulse.busy(f"with stage {setup.bounds.name}")
+        work = f"with stage {setup.bounds.name}"
         trainer = Trainer(
             bus,
-            controller,
+            AskedController(controller, self._pulse, work),
             assembly.backend,
             self._compute,
             setup.algorithm,
@@ -127,8 +132,17 @@ class TrainerService:
             BatchDump(self._directory.dumps),
             self._critic if self._has_critic else None,
         )
-        await trainer.run(notice.first, notice.end)
-        self._pulse.waits("the controller")
+        with self._busy(work):
+            await trainer.run(notice.first, notice.end)
+
+    @contextmanager
+    def _busy(self, work: str) -> Iterator[None]:
+        """With what it was asked for; after that it waits to be asked again."""
+        self._pulse.busy(work)
+        try:
+            yield
+        finally:
+            self._pulse.waits("the controller")
 
     async def capture(self) -> None:
         """Copy the state; `write_capture` takes it to the disk while training may go on."""

@@ -6,7 +6,7 @@ remote faces of bus and controller. Other roles stand for the whole life of thei
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,8 +17,9 @@ from relax.runtime.collector import calm_collector
 from relax.runtime.liveness import Pulse
 from relax.runtime.task import TaskSet
 from relax.services.remote.desk import StageNotice
-from relax.services.remote.host import BEAT_S, Host, RoleSpec, begin_log, open_host
+from relax.services.remote.host import BEAT_S, HOLDERS, Host, RoleSpec, begin_log, open_host
 from relax.services.remote.judge import ask_elsewhere
+from relax.services.remote.occupation import Occupation
 from relax.services.stage import RoleParts, StageSetup, start_role
 
 END_S = 2.0
@@ -108,6 +109,7 @@ async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, 
         async with TaskSet(f"stage {setup.bounds.name}") as tasks:
             for role in roles:
                 start_role(role, tasks, setup, parts)
+            follow_leases(host, roles, f"with stage {setup.bounds.name}")
             ends = [asyncio.ensure_future(desk.stage_over(notice.index)), asyncio.ensure_future(leave())]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -127,6 +129,32 @@ async def _stage(host: Host, desk: Any, notice: StageNotice, setup: StageSetup, 
     finally:
         await host.leave()
     return not left
+
+
+AWAITED: Mapping[str, str] = {
+    "rollout": "new groups",
+    "demonstration": "new groups",
+    "reward": "trajectories",
+    "verdict": "trajectories",
+    "advantage": "judged groups",
+    "reference": "judged groups",
+    "teacher": "judged groups",
+}
+"""What each role of a stage takes from the bus."""
+
+
+def follow_leases(host: Host, roles: Sequence[str], work: str) -> None:
+    """From now on each of these roles, which have joined a stage, is busy while it has a lease."""
+    queue = host.queue
+    assert queue is not None
+    occupations = [(Occupation(host.pulse.of(role), work, AWAITED[role]), HOLDERS[role]) for role in roles]
+
+    def tell() -> None:
+        for occupation, holders in occupations:
+            occupation.has(sum(map(queue.held_by, holders(host.spec.host))))
+
+    queue.on_held = tell
+    tell()
 
 
 async def _parts(host: Host, notice: StageNotice, setup: StageSetup, roles: list[str]) -> RoleParts:
