@@ -1,13 +1,18 @@
 """Signals while a run is under way (RR6)."""
 
 import asyncio
+import errno
 import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from relax.core.error import RelaxError
+from relax.services.cli import train
 from relax.services.cli.launch import Outcome, launch
 
 
@@ -49,7 +54,7 @@ def test_a_run_that_ends_by_itself() -> None:
     assert launched(Fake("ends")) == (Outcome({"steps": 3}, None), [], [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_rule_rr6_a_signal_stops_the_run_where_it_is_safe(number: int) -> None:
     outcome, said, ended = launched(Fake("stops", number))
     assert outcome == Outcome({"steps": 3}, number)
@@ -78,6 +83,55 @@ def test_rule_rr6_an_interrupt_while_stopping_ends_the_process_at_once(first: in
 def test_rule_rr6_a_second_sigterm_ends_the_process_at_once() -> None:
     _, said, ended = launched(Fake("stops", signal.SIGTERM, signal.SIGTERM))
     assert (len(said), ended) == (1, [143])
+
+
+def test_rule_rr6_a_terminal_that_closes_may_say_so_twice() -> None:
+    """The kernel tells the process, and so does the shell that goes with the terminal."""
+    outcome, said, ended = launched(Fake("stops", signal.SIGHUP, signal.SIGHUP))
+    assert outcome == Outcome({"steps": 3}, signal.SIGHUP)
+    assert (len(said), ended) == (1, [])
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """`nohup relax train ...` goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launched(Fake("ends", signal.SIGHUP)) == (Outcome({"steps": 3}, None), [], [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_rule_rr6_a_terminal_that_is_gone_keeps_no_run_from_stopping_where_it_is_safe(number: int) -> None:
+    """Neither what is printed nor standard error takes a word: the terminal was closed, or Ctrl-C ended the `tee` behind a pipe too."""
+
+    def say(line: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with deaf_standard_error():
+        outcome = launch(Fake("stops", number), 30.0, say)
+    assert outcome == Outcome({"steps": 3}, number)
+
+
+def test_what_is_said_to_nobody_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with deaf_standard_error(), open(2, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        train._say("stopped, checkpoint at step 3")
+
+
+@contextmanager
+def deaf_standard_error() -> Iterator[None]:
+    """A pipe whose other end is closed."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    kept = os.dup(2)
+    os.dup2(write_end, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(write_end)
 
 
 def test_rule_rr6_a_stop_that_fails_is_said_and_the_run_is_cancelled() -> None:

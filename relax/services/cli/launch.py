@@ -1,8 +1,8 @@
 """Runs a run under the event loop, and turns signals into a clean end (RR6).
 
-Called by `relax train`. The first SIGINT or SIGTERM asks the run to stop where it is safe, with a checkpoint; after the grace time
-it is cancelled; a second signal ends the process at once. None of this needs a loop that turns: the handlers run between
-bytecodes, and a timer thread ends a process that does not end by itself.
+Called by `relax train`. The first SIGINT, SIGTERM or SIGHUP asks the run to stop where it is safe, with a checkpoint; after the
+grace time it is cancelled; a second one ends the process at once, but for a SIGHUP. None of this needs a loop that turns: the
+handlers run between bytecodes, and a timer thread ends a process that does not end by itself.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -48,12 +48,15 @@ class Outcome:
 
 
 class Interruption:
-    """`say` prints one line; `end` ends the process at once with an exit code. Stops the run that `guard` is given."""
+    """`say` prints one line, and may fail: a terminal that is gone takes none. `end` ends the process at once with an exit code.
+
+    Stops the run that `guard` is given.
+    """
 
     def __init__(
         self, grace_s: float, say: Callable[[str], None], end: Callable[[int], Any], close_s: float = CLOSE_S
     ) -> None:
-        self._grace_s, self._say, self._end = grace_s, say, end
+        self._grace_s, self._print, self._end = grace_s, say, end
         self._stop_run: Callable[[], Any] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._timer = threading.Timer(grace_s + close_s, self._expire)
@@ -62,8 +65,11 @@ class Interruption:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM inside the block; leaving it stops the timer."""
-        before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Handle the signals inside the block; leaving it stops the timer. Under `nohup` a SIGHUP goes on meaning nothing."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._receive) for number in numbers}
         try:
             yield
         finally:
@@ -92,22 +98,24 @@ class Interruption:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            self._leave(number)
+            if number != signal.SIGHUP:  # a terminal that closes sends one, and its shell another: nobody is in a hurry
+                self._leave(number)
             return
         self.signal = number
         self._timer.start()  # first: whatever fails or blocks from here on, the process ends
         if self._stop_run is not None:
             self._stop_run()
-        self._say_inside(
+        self._say(
             f"stopping at the next safe point, with a checkpoint, within {self._grace_s:g} s; press Ctrl-C again to end at once"
         )
 
-    def _say_inside(self, line: str) -> None:
-        """Say it from a handler, which may have interrupted a print; the stream then refuses a second one."""
+    def _say(self, line: str) -> None:
+        """Never raises. A handler may have interrupted a print, and the stream then refuses a second one."""
         try:
-            self._say(line)
+            self._print(line)
         except Exception:
-            os.write(2, f"{line}\n".encode())
+            with suppress(OSError):  # nobody is there any more to read it
+                os.write(2, f"{line}\n".encode())
 
     async def _stop(self, run: Runnable, task: "asyncio.Task[Any]") -> None:
         try:
@@ -133,7 +141,8 @@ class Interruption:
 
     def _leave(self, number: int) -> None:
         if sys.__stdout__ is not None and not sys.__stdout__.closed and sys.__stdout__.isatty():
-            os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # a live table had hidden it
+            with suppress(OSError):
+                os.write(sys.__stdout__.fileno(), _SHOW_CURSOR)  # a live table had hidden it
         self._end(128 + number)
 
 

@@ -131,17 +131,24 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
 
 def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> None:
     if directory.is_finished and outcome.summary is not None:
-        print_summary(outcome.summary, directory)
-        print_curve(config, directory)
-        for name in ("summary", "curve", "checkpoints"):
-            # A path that is cut in two cannot be copied.
-            output().print(Text(f"{name:<11}  {getattr(directory, name)}"), soft_wrap=True)
+        with suppress(
+            OSError, SystemExit
+        ):  # rich exits where nobody reads any more; a finished run has not failed for that
+            _show(config, directory, outcome.summary)
         return
     step = resumable_step(directory)
     saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
     _remember(directory, f"stopped, {saved}")
     _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
+
+
+def _show(config: RunConfig, directory: RunDirectory, summary: dict[str, Json]) -> None:
+    print_summary(summary, directory)
+    print_curve(config, directory)
+    for name in ("summary", "curve", "checkpoints"):
+        # A path that is cut in two cannot be copied.
+        output().print(Text(f"{name:<11}  {getattr(directory, name)}"), soft_wrap=True)
 
 
 def _remember(directory: RunDirectory, ending: str) -> None:
@@ -194,5 +201,11 @@ def print_curve(config: RunConfig, directory: RunDirectory) -> None:
 
 
 def _say(text: str) -> None:
-    """A line on standard error, above a live table where there is one: a console of our own would write into it."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on standard error, above a live table where there is one: a console of our own would write into it.
+
+    When nobody reads it any more (a terminal that was closed, a pipe's other end), the run goes on without a word.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else what it did not take fails again, as the process exits
