@@ -8,12 +8,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from relax.core.error import RelaxError
 from relax.services.cli import train
 from relax.services.cli.launch import Outcome, launch
+from relax.services.directory import FolderLostError, RunDirectory
 
 
 class Fake:
@@ -206,6 +208,30 @@ def test_rule_rr6_a_terminal_that_blocks_or_fails_does_not_keep_the_process() ->
 
     launch(Blocking("ends"), 0.0, say, end, close_s=0.0)
     assert ended == [143]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("behaviour", ["ignores", "raises"])
+def test_rule_rr6_a_run_whose_folder_is_not_its_own_any_more_ends_and_says_so(
+    behaviour: str, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed, or moved away and another one begun in its place: what would be written from now on is of no use."""
+    monkeypatch.setattr("relax.services.cli.launch.CHECK_S", 0.01)
+
+    class Losing(Fake):
+        async def execute(self) -> dict[str, object]:
+            directory.root.rename(tmp_path / "elsewhere")
+            if replaced:
+                directory.root.mkdir()
+                (directory.root / "lock").write_text("1\n")
+            return await super().execute()
+
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.check_held()
+        fake = Losing(behaviour)
+        with pytest.raises(FolderLostError, match="run, was removed, moved or replaced while"):
+            launch(fake, 30.0, lambda line: None, check=directory.check_held)
+    assert fake.cleaned
 
 
 def test_what_the_run_raises_comes_out_and_the_handlers_are_put_back() -> None:

@@ -17,10 +17,13 @@ from types import FrameType
 from typing import Any, Protocol
 
 from relax.config.tree import RunConfig
+from relax.core.error import RelaxError
 from relax.core.message import Json
 
 CLOSE_S = 10.0
 """What a cancelled run may take, beyond the grace time, to close its threads and files before the process ends without it."""
+CHECK_S = 1.0
+"""Seconds between two looks at whether the run can go on at all."""
 SAY_S = 1.0
 """What the last words of a process may take: the thread that is stuck may hold the lock of the terminal."""
 _SHOW_CURSOR = b"\x1b[?25h"
@@ -152,20 +155,42 @@ def launch(
     say: Callable[[str], None],
     end: Callable[[int], Any] = os._exit,
     close_s: float = CLOSE_S,
+    check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run to the end. What `execute` raises comes out, but for the cancellation that a signal led to."""
+    """Run to the end. What `execute` raises comes out, but for the cancellation that a signal led to.
+
+    `check` is called now and then: what it raises ends the run, and is then why.
+    """
     interruption = Interruption(grace_s, say, end, close_s)
     with interruption.installed():  # around the loop: closing it may hang as well
-        return asyncio.run(_supervise(run, interruption))
+        return asyncio.run(_supervise(run, interruption, check))
 
 
-async def _supervise(run: Runnable, interruption: Interruption) -> Outcome:
+async def _supervise(run: Runnable, interruption: Interruption, check: Callable[[], None]) -> Outcome:
     task = asyncio.create_task(run.execute(), name="run")
+    watch = asyncio.create_task(_watch(check, task), name="watch")
     with interruption.guard(run, task):
         try:
             summary = await task
         except asyncio.CancelledError:
+            check()
             if interruption.signal is None:
                 raise
             summary = None
+        except Exception:
+            check()  # what it failed for may be no more than what followed
+            raise
+        finally:
+            watch.cancel()
     return Outcome(summary, interruption.signal)
+
+
+async def _watch(check: Callable[[], None], run: "asyncio.Task[Any]") -> None:
+    """Consumes nothing, waits for time: a folder that goes tells nobody. Cancels the run when `check` raises."""
+    while True:
+        await asyncio.sleep(CHECK_S)
+        try:
+            check()
+        except RelaxError:
+            run.cancel()
+            return

@@ -23,7 +23,7 @@ from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
-from relax.services.directory import RunDirectory
+from relax.services.directory import FolderLostError, RunDirectory
 from relax.services.disk import write_failure
 from relax.services.file import write_whole
 from relax.services.monitors.hub import MonitorHub, build_monitors
@@ -85,7 +85,8 @@ def _run(request: Request) -> Outcome:
         try:
             hub = build_monitors(config, directory, outline_of(config))
 
-            return launch(_runnable(request, hub), config.run.grace_s, _say, close_s=close_s_of(config))
+            close_s, check = close_s_of(config), directory.check_held
+            return launch(_runnable(request, hub), config.run.grace_s, _say, close_s=close_s, check=check)
         except RelaxError as error:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
@@ -120,6 +121,8 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
     following = f"mend the cause, then relax train --resume {directory.root} (goes on from step {step})"
     if step is None:
         following = "mend the cause and start it again; no checkpoint had been written"
+    if isinstance(error, FolderLostError):
+        following = "if it was moved, relax train --resume with the folder where it is now; if it was removed, start the run again"
     if isinstance(error, InvariantError):
         following = "this is a bug in relax, please report it with the log" + (
             f"; or {following}" if step is not None else ""
@@ -131,9 +134,8 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
 
 def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> None:
     if directory.is_finished and outcome.summary is not None:
-        with suppress(
-            OSError, SystemExit
-        ):  # rich exits where nobody reads any more; a finished run has not failed for that
+        # Where nobody reads any more, rich exits; a finished run has not failed for that.
+        with suppress(OSError, SystemExit):
             _show(config, directory, outcome.summary)
         return
     step = resumable_step(directory)
