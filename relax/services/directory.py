@@ -40,6 +40,10 @@ _ASIDE = re.compile(r"^\.(.+)\.[0-9]+$")
 """A file that a killed process was writing (see `write_whole`)."""
 
 
+class FolderLostError(UserError):
+    """The folder of a run under way was removed, moved or replaced: what is written from now on is of no use."""
+
+
 class RunDirectory:
     """Paths inside `root`. Use as a context manager to hold the lock."""
 
@@ -173,6 +177,22 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def check_held(self) -> None:
+        """Raises FolderLostError when the folder that was locked is not here any more: nothing in it can be relied on.
+
+        Known by what the lock says, not by its inode: not every file system keeps that.
+        """
+        try:
+            is_held = (self.root / "lock").read_text().strip() == str(os.getpid())
+        except (FileNotFoundError, NotADirectoryError):
+            is_held = False
+        except (OSError, ValueError):
+            return  # a disk that does not answer now says nothing of what is on it
+        if not is_held:
+            raise FolderLostError(
+                f"the folder of the run, {self.root}, was removed, moved or replaced while the run was under way"
+            )
 
     @property
     def owner(self) -> int | None:

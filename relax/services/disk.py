@@ -25,7 +25,14 @@ OPTIMIZER_FACTOR = 3
 """Weights and the two running means of Adam."""
 SNAPSHOTS = 2
 """Snapshots that a run keeps."""
-_REFUSED = {errno.ENOSPC: "is full", errno.EDQUOT: "is full", errno.EFBIG: "is full", errno.EROFS: "cannot be written"}
+_REFUSED = {
+    errno.ENOSPC: "is full",
+    errno.EDQUOT: "is full",
+    errno.EFBIG: "is full",
+    errno.EROFS: "cannot be written",
+    errno.EIO: "fails",
+    errno.ESTALE: "is not there any more",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ its checkpoint.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -127,11 +128,14 @@ class Ledger:
     def write(
         self, rows: Iterable[LedgerRow], metrics: Mapping[int, Mapping[str, float]], notes: Mapping[str, Json]
     ) -> None:
-        """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error."""
+        """Add terminal rows, metrics per step and notes in one transaction. A row written twice is an error.
+
+        Raises UserError when the disk does not take it; nothing of it is there then.
+        """
         by_type: dict[type, list[tuple[Any, ...]]] = {}
         for row in rows:
             by_type.setdefault(type(row), []).append(tuple(map(_storable, _VALUES[type(row)](row))))
-        with self._connection:
+        with self._refusal(), self._connection:
             for row_type, values in by_type.items():
                 marks = ", ".join("?" * len(fields(row_type)))
                 self._connection.executemany(f"INSERT INTO {_TABLES[row_type]} VALUES ({marks})", values)
@@ -178,8 +182,20 @@ class Ledger:
             )
 
     def sync(self) -> None:
-        """To the disk itself: a checkpoint that survives a power cut must not be newer than its ledger."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """To the disk itself: a checkpoint that survives a power cut must not be newer than its ledger. Raises UserError."""
+        with self._refusal():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def _refusal(self) -> Iterator[None]:
+        """What the disk, or another process, does not let this one write, as a sentence that also crosses processes."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise UserError(
+                f"cannot write the ledger {self._path}: {error}; mend the disk, free space there or make it writable, then resume the "
+                "run with `relax train --resume`"
+            ) from error
 
     def copy_to(self, other: "Ledger") -> None:
         """Everything that is written, into an empty ledger."""

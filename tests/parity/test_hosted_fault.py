@@ -16,8 +16,10 @@ from relax.core.error import RelaxError
 from relax.engines.router import Router
 from relax.runtime.host import HostSpec
 from relax.runtime.wire_client import WireClient
+from relax.services import run as run_module
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
+from relax.services.ledger import Ledger
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote import control as control_module
 from relax.services.remote import engine as engine_module
@@ -207,7 +209,7 @@ async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Call it with `events` or `rows` and the disk takes nothing more of what the controller, or the roles, write."""
+    """Call it with `events`, `rows` or `ledger` and the disk takes nothing more of what the controller, or the roles, write there."""
     disk, full = Disk(), set[str]()
     write_all = event_file.write_all
 
@@ -215,6 +217,15 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         if "events" in full:
             raise OSError(errno.ENOSPC, "No space left on device")
         write_all(file, data)
+
+    write = Ledger.write
+
+    def refuse_rows(self: Ledger, *given: Any) -> None:
+        if "ledger" in full:
+            self._connection.execute("PRAGMA max_page_count=1")
+        write(self, *given)
+
+    monkeypatch.setattr(Ledger, "write", refuse_rows)
 
     def fill(what: str) -> None:
         full.add(what)
@@ -226,9 +237,9 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return fill
 
 
-@pytest.mark.parametrize("what", ["events", "rows"])
-async def test_rule_rr6_a_journal_that_the_disk_does_not_take_ends_the_run_with_a_sentence(
-    tmp_path: Path, full_disk: Callable[[str], None], what: str
+@pytest.mark.parametrize(("what", "name"), [("events", "journal in"), ("rows", "journal in"), ("ledger", "ledger")])
+async def test_rule_rr6_what_the_disk_does_not_take_any_more_ends_the_run_with_a_sentence(
+    tmp_path: Path, full_disk: Callable[[str], None], what: str, name: str
 ) -> None:
     config = tiny_config(tmp_path, runtime=RAY, stages=rl(400), run={"grace_s": 5.0})
     hub = Watcher()
@@ -240,10 +251,26 @@ async def test_rule_rr6_a_journal_that_the_disk_does_not_take_ends_the_run_with_
     with pytest.raises(RelaxError) as raised:
         await ended(play(config, Inside(), hub, during=fill))
     message = str(raised.value)
-    assert message.count("cannot write the journal in") == 1
-    assert "No space left on device" in message
+    assert message.count(f"cannot write the {name} ") == 1
+    assert "No space left on device" in message or "disk is full" in message
     assert "resume" in message
-    assert max(hub.metrics) < 10
+    if what != "ledger":  # the pages that it has may hold some steps more
+        assert max(hub.metrics) < 10
+
+
+async def test_rule_rr6_a_disk_that_fails_ends_the_run_with_a_sentence_and_no_process_is_started_for_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(1))
+
+    def write(*given: Any, **named: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(run_root(config) / "summary.json"))
+
+    monkeypatch.setattr(run_module, "write_summary", write)
+    inside = Inside()
+    with pytest.raises(RelaxError, match=r"the disk fails \(Input/output error: .*summary.json\)"):
+        await ended(play(config, inside))
+    assert inside.processes["controller"].incarnation == 1
 
 
 class Hung:

@@ -108,6 +108,9 @@ def test_what_a_failed_write_says_wherever_it_lies() -> None:
     assert write_failure(OSError(errno.EROFS, "Read-only file system")) == (
         "the disk cannot be written (Read-only file system)"
     )
+    assert write_failure(OSError(errno.EIO, "Input/output error", "/runs/x/summary.json")) == (
+        "the disk fails (Input/output error: /runs/x/summary.json)"
+    )
     assert write_failure(sqlite3.OperationalError("database or disk is full")) == (
         "the ledger cannot be written (database or disk is full)"
     )

@@ -1,18 +1,24 @@
 """Signals while a run is under way (RR6)."""
 
 import asyncio
+import errno
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax.core.error import RelaxError
 from relax.services.cli import launch as module
+from relax.services.cli import train
 from relax.services.cli.launch import Interruption, Outcome, launch
+from relax.services.directory import FolderLostError, RunDirectory
 
 
 class Fake:
@@ -54,10 +60,15 @@ def launched(fake: Fake, grace_s: float = 30.0) -> tuple[Outcome, list[str], lis
 
 
 def run(
-    fake: Fake, grace_s: float, say: Callable[[str], None], end: Callable[[int, str], Any], close_s: float = 10.0
+    fake: Fake,
+    grace_s: float,
+    say: Callable[[str], None],
+    end: Callable[[int, str], Any],
+    close_s: float = 10.0,
+    check: Callable[[], None] = lambda: None,
 ) -> Outcome:
     with Interruption(grace_s, say, end, close_s) as interruption:
-        return launch(fake, interruption)
+        return launch(fake, interruption, check)
 
 
 @pytest.fixture
@@ -70,7 +81,7 @@ def test_a_run_that_ends_by_itself() -> None:
     assert launched(Fake("ends")) == (Outcome({"steps": 3}, None), [], [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_rule_rr6_a_signal_stops_the_run_where_it_is_safe(number: int) -> None:
     outcome, said, ended = launched(Fake("stops", number))
     assert outcome == Outcome({"steps": 3}, number)
@@ -132,6 +143,55 @@ def test_rule_rr6_a_signal_while_the_outcome_is_printed_is_answered_and_a_second
         time.sleep(module.SAME_S)
         os.kill(os.getpid(), signal.SIGINT)
         assert ended == [(130, "")]
+
+
+def test_rule_rr6_a_terminal_that_closes_may_say_so_twice() -> None:
+    """The kernel tells the process, and so does the shell that goes with the terminal."""
+    outcome, said, ended = launched(Fake("stops", signal.SIGHUP, signal.SIGHUP))
+    assert outcome == Outcome({"steps": 3}, signal.SIGHUP)
+    assert (len(said), ended) == (1, [])
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """`nohup relax train ...` goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launched(Fake("ends", signal.SIGHUP)) == (Outcome({"steps": 3}, None), [], [])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_rule_rr6_a_terminal_that_is_gone_keeps_no_run_from_stopping_where_it_is_safe(number: int) -> None:
+    """Neither what is printed nor standard error takes a word: the terminal was closed, or Ctrl-C ended the `tee` behind a pipe too."""
+
+    def say(line: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with deaf_standard_error():
+        outcome = run(Fake("stops", number), 30.0, say, lambda *how: None)
+    assert outcome == Outcome({"steps": 3}, number)
+
+
+def test_what_is_said_to_nobody_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with deaf_standard_error(), open(2, "w", closefd=False) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        train._say("stopped, checkpoint at step 3")
+
+
+@contextmanager
+def deaf_standard_error() -> Iterator[None]:
+    """A pipe whose other end is closed."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    kept = os.dup(2)
+    os.dup2(write_end, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(write_end)
 
 
 def test_rule_rr6_a_stop_that_fails_is_said_and_the_run_is_cancelled() -> None:
@@ -206,6 +266,30 @@ def test_rule_rr6_a_terminal_that_blocks_or_fails_does_not_keep_the_process() ->
 
     run(Blocking("ends"), 0.0, say, end, close_s=0.0)
     assert ended == [143]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("behaviour", ["ignores", "raises"])
+def test_rule_rr6_a_run_whose_folder_is_not_its_own_any_more_ends_and_says_so(
+    behaviour: str, replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed, or moved away and another one begun in its place: what would be written from now on is of no use."""
+    monkeypatch.setattr("relax.services.cli.launch.CHECK_S", 0.01)
+
+    class Losing(Fake):
+        async def execute(self) -> dict[str, object]:
+            directory.root.rename(tmp_path / "elsewhere")
+            if replaced:
+                directory.root.mkdir()
+                (directory.root / "lock").write_text("1\n")
+            return await super().execute()
+
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.check_held()
+        fake = Losing(behaviour)
+        with pytest.raises(FolderLostError, match="run, was removed, moved or replaced while"):
+            run(fake, 30.0, lambda line: None, lambda *how: None, check=directory.check_held)
+    assert fake.cleaned
 
 
 def test_what_the_run_raises_comes_out_and_the_handlers_are_put_back() -> None:

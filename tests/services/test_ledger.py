@@ -50,6 +50,18 @@ def test_rule_rr3_a_resume_cuts_off_what_followed_its_checkpoint(ledger: Ledger)
     assert ledger.counts() == {"trained": 2}
 
 
+def test_rule_rr6_a_disk_that_takes_no_more_is_told_of_by_the_ledgers_name(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.write([group("g000000", record=7)], {}, {})
+        ledger._connection.execute("PRAGMA max_page_count=1")  # SQLite takes as many as there are
+        rows = [group(f"g{number:06d}", record=number) for number in range(8, 2000)]
+        with pytest.raises(
+            UserError, match=r"cannot write the ledger .*ledger\.sqlite: database or disk is full; .*resume"
+        ):
+            ledger.write(rows, {}, {})
+        assert ledger.counts() == {"trained": 1}
+
+
 def test_children_come_in_sibling_order_and_belong_to_their_group_only(ledger: Ledger) -> None:
     ids = [f"g000001/{sibling}" for sibling in (10, 2, 0)]
     rows = [trajectory(id, "1x3") for id in [*ids, "g000010/0"]]

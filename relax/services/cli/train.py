@@ -24,7 +24,7 @@ from relax.services.cli.logbook import logbook
 from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
-from relax.services.directory import RunDirectory
+from relax.services.directory import FolderLostError, RunDirectory
 from relax.services.disk import write_failure
 from relax.services.file import write_whole
 from relax.services.monitors.hub import MonitorHub, build_monitors
@@ -86,7 +86,7 @@ def _run(request: Request, interruption: Interruption) -> Outcome:
     with logbook(log_path) as log:
         try:
             hub = build_monitors(config, directory, outline_of(config))
-            return launch(_runnable(request, hub), interruption)
+            return launch(_runnable(request, hub), interruption, directory.check_held)
         except RelaxError as error:
             log.info("the run failed", exc_info=True)  # to the file; the terminal gets one message
             _report(error, directory, log_path)
@@ -121,6 +121,8 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
     following = f"mend the cause, then relax train --resume {directory.root} (goes on from step {step})"
     if step is None:
         following = "mend the cause and start it again; no checkpoint had been written"
+    if isinstance(error, FolderLostError):
+        following = "if it was moved, relax train --resume with the folder where it is now; if it was removed, start the run again"
     if isinstance(error, InvariantError):
         following = "this is a bug in relax, please report it with the log" + (
             f"; or {following}" if step is not None else ""
@@ -132,17 +134,23 @@ def _report(error: RelaxError, directory: RunDirectory, log_path: Path) -> None:
 
 def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> None:
     if directory.is_finished and outcome.summary is not None:
-        print_summary(outcome.summary, directory)
-        print_curve(config, directory)
-        for name in ("summary", "curve", "checkpoints"):
-            # A path that is cut in two cannot be copied.
-            output().print(Text(f"{name:<11}  {getattr(directory, name)}"), soft_wrap=True)
+        # Where nobody reads any more, rich exits; a finished run has not failed for that.
+        with suppress(OSError, SystemExit):
+            _show(config, directory, outcome.summary)
         return
     step = resumable_step(directory)
     saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
     _remember(directory, f"stopped, {saved}")
     _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
+
+
+def _show(config: RunConfig, directory: RunDirectory, summary: dict[str, Json]) -> None:
+    print_summary(summary, directory)
+    print_curve(config, directory)
+    for name in ("summary", "curve", "checkpoints"):
+        # A path that is cut in two cannot be copied.
+        output().print(Text(f"{name:<11}  {getattr(directory, name)}"), soft_wrap=True)
 
 
 def _end(directory: RunDirectory, code: int, why: str) -> None:
@@ -202,5 +210,11 @@ def print_curve(config: RunConfig, directory: RunDirectory) -> None:
 
 
 def _say(text: str) -> None:
-    """A line on standard error, above a live table where there is one: a console of our own would write into it."""
-    print(text, file=sys.stderr, flush=True)
+    """A line on standard error, above a live table where there is one: a console of our own would write into it.
+
+    When nobody reads it any more (a terminal that was closed, a pipe's other end), the run goes on without a word.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else what it did not take fails again, as the process exits

@@ -30,6 +30,7 @@ from relax.services.control.autoscaling import autoscale
 from relax.services.control.operator import Operator
 from relax.services.control.server import ControlServer
 from relax.services.directory import RunDirectory
+from relax.services.disk import write_failure
 from relax.services.remote.control import RunControl
 from relax.services.remote.desk import RoleLostError
 from relax.services.remote.feed import Feed
@@ -224,3 +225,9 @@ async def run_controller(value: Mapping[str, Any], pulse: Pulse) -> dict[str, Js
     except RelaxError as error:
         _report.info("the run failed", exc_info=True)
         return {"error": str(error), "kind": "user" if isinstance(error, UserError) else "failed"}
+    except Exception as error:
+        failure = write_failure(error)
+        if failure is None:
+            raise
+        _report.info("the run failed", exc_info=True)
+        return {"error": f"{failure}; what was written before is untouched", "kind": "failed"}
