@@ -4,9 +4,12 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from relax.services import run as run_module
+from relax.services import summary
 from relax.services.directory import RunDirectory
 from relax.services.remote.launch import RemoteRun
 from relax.services.status import read_status
@@ -103,3 +106,22 @@ async def test_to_the_hosts_of_a_run_that_is_stopped_its_stage_is_over(
     said = [record.getMessage() for record in caplog.records]
     assert "stage rl is over" in said
     assert "stage rl is joined anew" not in said
+
+
+async def test_rule_rr6_the_launcher_knows_that_a_run_is_over_before_its_summary_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it does not tell who stops it then of a safe point and a checkpoint."""
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2))
+    runs, known = list[RemoteRun](), list[bool]()
+
+    async def note(run: RemoteRun, inside: Inside) -> None:
+        runs.append(run)
+
+    def write_summary(*arguments: Any, **options: Any) -> Any:
+        known.append(runs[0].is_over)
+        return summary.write_summary(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "write_summary", write_summary)
+    await ended(play(config, Inside(), during=note))
+    assert known == [True]
