@@ -118,6 +118,7 @@ class Run:
                 raise
             self.is_over = True
             self._hub.notice("end", f"{self._config.run.name} {'was stopped' if ended else 'is finished'}")
+            await self._hub.settle()  # what follows holds the loop for a while
             seconds = self._progress.seconds
             return write_summary(self._config, self._directory, self._ledger, seconds, stopped=ended)
 

@@ -1,9 +1,15 @@
 """What a run in hosts says of its roles, as `relax status` reads it."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from relax.services import run as run_module
+from relax.services import summary
 from relax.services.directory import RunDirectory
 from relax.services.remote.launch import RemoteRun
 from relax.services.status import read_status
@@ -56,3 +62,66 @@ async def test_rule_rr5_every_role_of_a_run_that_goes_on_makes_progress(tmp_path
     await ended(play(config, Inside(), hub, during=look))
     before, after = seen
     assert {name for name in after if after[name] > before[name]} == after.keys() - {"controller"}
+
+
+async def test_the_logs_of_hosts_say_who_they_are_and_which_stages_they_work_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config(
+        tmp_path, runtime={**RAY, "hosts": [{"name": "light", "roles": ["advantage", "demonstration"]}]}
+    )
+    await ended(play(config, Inside()))
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("relax.services.remote")]
+    hosts = {line.partition(",")[0]: line.rpartition(": ")[2] for line in said if line.startswith("host ")}
+    assert hosts == {
+        "host controller": "controller",
+        "host light": "advantage, demonstration",
+        "host engine-0": "engine",
+        "host reward-0": "reward",
+        "host rollout": "rollout",
+        "host trainer": "trainer",
+    }
+    assert sum(line.startswith("ready at ") for line in said) == len(hosts) - 1
+    stages = Counter(line for line in said if line.startswith("stage ") and line != "stage rl is over")
+    assert stages == {
+        "stage warm-up from step 0 on: demonstration": 1,
+        "stage rl from step 3 on: rollout": 1,
+        "stage rl from step 3 on: reward": 1,
+        "stage rl from step 3 on: advantage": 1,
+        "stage warm-up is over": 3,
+    }
+
+
+async def test_to_the_hosts_of_a_run_that_is_stopped_its_stage_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000))
+    hub = Watcher()
+
+    async def stop(run: RemoteRun, inside: Inside) -> None:
+        await hub.reached(2)
+        await run.stop()
+
+    await ended(play(config, Inside(), hub, during=stop))
+    said = [record.getMessage() for record in caplog.records]
+    assert "stage rl is over" in said
+    assert "stage rl is joined anew" not in said
+
+
+async def test_rule_rr6_the_launcher_knows_that_a_run_is_over_before_its_summary_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it does not tell who stops it then of a safe point and a checkpoint."""
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2))
+    runs, known = list[RemoteRun](), list[bool]()
+
+    async def note(run: RemoteRun, inside: Inside) -> None:
+        runs.append(run)
+
+    def write_summary(*arguments: Any, **options: Any) -> Any:
+        known.append(runs[0].is_over)
+        return summary.write_summary(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "write_summary", write_summary)
+    await ended(play(config, Inside(), during=note))
+    assert known == [True]

@@ -100,6 +100,7 @@ def test_a_wrong_target_is_one_sentence(relax: Relax, run: Path, arguments: list
 
 
 def test_pause_resume_and_the_rest(relax: Relax, run: Path, control: FakeControl) -> None:
+    assert relax("operations", run).out == "nothing was asked for since the controller of the run started\n"
     assert relax("pause", run).out == "pause-1 done: nothing new begins; `relax resume` lets the run go on\n"
     assert control.paused
     assert relax("resume", run).out == "resume-2 done: the run goes on\n"
@@ -119,14 +120,14 @@ def test_pause_resume_and_the_rest(relax: Relax, run: Path, control: FakeControl
 
 def test_engines(relax: Relax, run: Path, control: FakeControl) -> None:
     done = relax("engine", "attach", run, "lab", "http://10.0.0.7:8000", "--capacity", 4, "--wait")
-    assert (done.code, done.out) == (0, "attach-1 done: 2 engines\n")
+    assert (done.code, done.out) == (0, "attach-1 done: 2 engines now\n")
     table = [line.split() for line in relax("engine", "list", run).out.splitlines()]
     assert table == [
         ["engine", "state", "version", "capacity", "whose", "note"],
         ["engine-0", "live", "v7", "8", "own"],
         ["lab", "joining", "-", "4", "http://10.0.0.7:8000"],
     ]
-    assert relax("engine", "drain", run, "lab", "--wait").out == "detach-2 done: 2 engines\n"
+    assert relax("engine", "drain", run, "lab", "--wait").out == "detach-2 done: 2 engines left\n"
     what = "attach lab at http://10.0.0.7:8000, for 4 requests at a time"
     assert what in " ".join(relax("operations", run).out.split())
     done = relax("engine", "attach", run, "lab", "http://user:hunter2@10.0.0.7:8000")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from relax.core.error import TransportError
+from relax.core.version import Version
 from relax.data.quarantine import Quarantine
 from relax.runtime.device import SharedDevices
 from relax.runtime.liveness import Pulse
@@ -80,3 +82,30 @@ async def test_a_host_that_carries_the_engine_goes_by_an_entry_of_that_engine_to
         await seat.start_engine(host, tasks)
         assert isinstance(host.assembly.computes["engine-0"], TurnCompute)
     await host.assembly.close()
+
+
+async def test_rule_ws5_why_a_load_failed_stands_in_the_log_and_in_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        async def fetch(self, version: Version) -> Any:
+            raise TransportError("the folder of versions is gone")
+
+    monkeypatch.setattr(seat, "weight_reader", lambda host: Gone())
+    host = host_of(tmp_path, "engine-0", {})
+    pulse = host.pulse.of("engine")
+    async with TaskSet("host") as tasks:
+        await seat.start_engine(host, tasks)
+        assert str(pulse.read()) == "waiting for its first version"
+        (updater,) = host.assembly.fleet.updaters
+        updater.notify(Version(0, 1))
+        async with asyncio.timeout(10):
+            while not caplog.records:  # noqa: ASYNC110 - a log record sets no event
+                await asyncio.sleep(0.01)
+    await host.assembly.close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("engine engine-0 takes no requests: ")
+    assert "the folder of versions is gone" in record.getMessage()
+    assert str(pulse.read()).startswith("waiting for weights, after a failed load: ")
+    assert "the folder of versions is gone" in str(pulse.read())

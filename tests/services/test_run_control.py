@@ -7,7 +7,7 @@ import pytest
 
 from relax.core.error import UserError
 from relax.runtime.config import RayConfig
-from relax.services.control.request import Detach, Restart, Scale
+from relax.services.control.request import Checkpoint, Detach, Pause, Restart, Scale
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.attached import server_of
@@ -144,3 +144,11 @@ async def test_a_role_is_restarted_by_its_name_in_the_table_also_where_it_shares
     await world.tell()
     with pytest.raises(UserError, match="there is no role 'engine'; roles: engine-0, light, engine-1"):
         world.control.plan(Restart("engine"))
+
+
+async def test_a_checkpoint_that_is_asked_of_a_paused_run_says_what_it_waits_for(tmp_path: Path) -> None:
+    world = await World(tmp_path).open()
+    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary"]
+    world.control._attempts.find = lambda: None  # nothing of this run is there to be paused
+    await world.ask(Pause())
+    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary, after `relax resume`"]

@@ -33,9 +33,9 @@ CASES: list[tuple[Request, str, dict[str, Json], str]] = [
         Attach("lab", "http://10.0.0.7:8000", 4, Secret("env:RELAX_ENGINE_LAB")),
         "attach lab at http://10.0.0.7:8000, for 4 requests at a time",
         {"engines": 2},
-        "2 engines",
+        "2 engines now",
     ),
-    (Detach("lab"), "drain lab", {"engines": 1}, "1 engine"),
+    (Detach("lab"), "drain lab", {"engines": 1}, "1 engine left"),
     (
         Restart("advantage"),
         "restart advantage",

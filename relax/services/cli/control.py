@@ -121,7 +121,11 @@ def operations_command(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    output().print(_operation_table([found] if id is not None else found["operations"]))
+    operations = [found] if id is not None else found["operations"]
+    if not operations:
+        _say("nothing was asked for since the controller of the run started")
+        return
+    output().print(_operation_table(operations))
 
 
 def _operation_table(operations: list[Mapping[str, Json]]) -> Table:

@@ -62,8 +62,8 @@ def _restarted(result: Mapping[str, Any]) -> str:
 
 _OUTCOMES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "scale": lambda result: " and ".join(_replicas(role, number) for role, number in result.items()),
-    "attach": lambda result: _replicas("rollout", result["engines"]),
-    "detach": lambda result: _replicas("rollout", result["engines"]),
+    "attach": lambda result: f"{_replicas('rollout', result['engines'])} now",
+    "detach": lambda result: f"{_replicas('rollout', result['engines'])} left",
     "restart": _restarted,
     "pause": lambda result: "nothing new begins; `relax resume` lets the run go on",
     "resume": lambda result: "the run goes on",

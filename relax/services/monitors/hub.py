@@ -82,6 +82,9 @@ class MonitorHub:
             for thread in self._threads:
                 thread.put_notice(kind, text)
 
+    async def settle(self) -> None:
+        """Nothing waits here for another process."""
+
     async def run(self) -> NoReturn:
         """Endless. Consumes: arrivals. Waits for: a quiet moment after one. Unblocked by: time. Logs the pending step then."""
         while True:

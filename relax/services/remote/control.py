@@ -141,7 +141,7 @@ class RunControl:
             case Resume():
                 return ["admit groups again"] if self.is_paused else []
             case Checkpoint():
-                return ["write a checkpoint at the next step boundary"]
+                return [f"write a checkpoint at the next step boundary{', after `relax resume`' * self.is_paused}"]
             case Evaluate():
                 if not self._config.eval.sets:
                     raise UserError("the run has no evaluation sets; add some under eval.sets")

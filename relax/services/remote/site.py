@@ -155,6 +155,7 @@ class RemoteCrew:
         try:
             await self.site.trainer.call("train", self.notice)
         except (StopRequested, UserError):
+            self.site.desk.end()
             raise
         except BaseException:
             # Before the bus is closed: to everybody else this stage is not over, only the connection is lost.
