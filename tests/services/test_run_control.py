@@ -2,12 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from relax.core.error import UserError
 from relax.runtime.config import RayConfig
-from relax.services.control.request import Detach, Scale
+from relax.services.control.request import Checkpoint, Detach, Pause, Scale
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.attached import server_of
@@ -15,6 +16,35 @@ from relax.services.remote.launch import RemoteRun
 from relax.services.remote.role import roles_of
 from tests.e2e.tiny import run_root, tiny_config
 from tests.services.control_world import LAB, World, turns
+
+
+async def test_rule_rr1_a_pause_is_done_when_it_outlives_the_controller(tmp_path: Path) -> None:
+    """The launcher tells the next controller of it: once it has heard of it, and not before, a kill cannot undo the pause."""
+    world = World(tmp_path, engines=0)
+    paused: list[bool] = []
+
+    async def pause(is_paused: bool) -> None:
+        paused.append(is_paused)
+
+    world.run.controller = SimpleNamespace(pause=pause)
+    await world.open()
+    asked = world.ask(Pause())
+    await turns()
+    assert (paused[-1], asked.done()) == (True, False)
+    orders = await world.control.fetch(-1)
+    await turns()
+    assert (orders.paused, asked.done()) == (True, False)
+    following = asyncio.create_task(world.control.fetch(orders.number))
+    assert await asked == {"paused": True}
+    following.cancel()
+
+
+async def test_a_checkpoint_of_a_paused_run_says_what_it_waits_for(tmp_path: Path) -> None:
+    world = await World(tmp_path, engines=0).open()
+    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary"]
+    world.control.is_paused = True
+    (line,) = world.control.plan(Checkpoint())
+    assert line.endswith("which comes when the run is resumed: it is paused")
 
 
 async def test_rule_rr8_two_engines_that_are_detached_at_once_leave_one(tmp_path: Path) -> None:
