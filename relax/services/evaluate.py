@@ -4,6 +4,7 @@ Called by `relax eval`. The same engine, episodes, rewards and request seeds as 
 run's own; the run directory is only read, but for the report.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +52,7 @@ async def _evaluate(
     config: RunConfig, checkpoint: Path, step: int, sets: Sequence[str], unfinished: Unfinished
 ) -> EvaluationResult:
     assembly = Assembly(_with_model(config, checkpoint), Quarantine())
-    results: list[EvaluationResult] = []
+    results: asyncio.Queue[EvaluationResult] = asyncio.Queue()
     try:
         evaluation = _evaluation(assembly, _chosen(assembly.evaluation_sets(), sets), results, unfinished)
         publisher = Publisher(assembly.store, assembly.backend, assembly.compute("trainer"), [], assembly.probe)
@@ -62,8 +63,7 @@ async def _evaluate(
             await evaluation.idle()
     finally:
         await assembly.close()
-    (result,) = results
-    return result
+    return results.get_nowait()
 
 
 def _identity(config: RunConfig, checkpoint: Path, step: int, sets: Sequence[str]) -> dict[str, Json]:
@@ -82,7 +82,7 @@ def _identity(config: RunConfig, checkpoint: Path, step: int, sets: Sequence[str
 
 
 def _evaluation(
-    assembly: Assembly, sets: Sequence[EvaluationSet], results: list[EvaluationResult], unfinished: Unfinished
+    assembly: Assembly, sets: Sequence[EvaluationSet], results: asyncio.Queue[EvaluationResult], unfinished: Unfinished
 ) -> Evaluation:
     return Evaluation(
         assembly.engine("evaluation"),
@@ -93,7 +93,7 @@ def _evaluation(
         assembly.limits,
         assembly.slots,
         number=lambda: 0,
-        report=results.append,
+        report=results.put,
         done=dict(unfinished.rows),
         on_sample=unfinished.add,
         media=assembly.supply.media,

@@ -57,6 +57,7 @@ METRICS: dict[str, Metric] = {name: Metric(*entry) for name, entry in MEASURES.i
     "media/features_s": Metric("s", "seconds that threads took to make features of what was decoded"),
     "pool/killed": Metric("calls", "calls in the process pool that were killed over a limit, since the run began"),
     "pool/crashed": Metric("calls", "calls in the process pool whose process died, since the run began"),
+    "eval/lost": Metric("1", "1 at the step of a version whose evaluation an interruption lost"),
     "eval/<set>/reward": Metric("1", "mean reward of an evaluation set; a failed sample counts as 0"),
     "eval/<set>/failed": Metric("samples", "samples of an evaluation set that failed"),
     "eval/<set>/pass@<k>": Metric(

@@ -26,6 +26,7 @@ from relax.services.assembly import Assembly
 from relax.services.best import open_checkpoints
 from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
+from relax.services.evaluation_book import EvaluationBook
 from relax.services.gate import Gate
 from relax.services.ledger import Ledger
 from relax.services.local_site import LocalSite
@@ -34,7 +35,6 @@ from relax.services.publisher import StepHooks
 from relax.services.recovery import RecoveredStage, StagePlace, recover
 from relax.services.register import Register
 from relax.services.resume import RunState, check_stages, complete_states, newest_state
-from relax.services.roles.evaluation import EvaluationResult
 from relax.services.sample_file import SampleFiles
 from relax.services.site import Control, Hooks, Hub, Site
 from relax.services.snapshot import KEPT, Snapshots, StageCursor
@@ -88,7 +88,6 @@ class Run:
         self._incarnation = 0
         self._is_built = self._stopping = self.is_over = False
         self._progress = StageProgress()
-        self._evaluated: set[int] = set()
         self._checkpoint: asyncio.Future[int] | None = None
         self._is_between = True
         """Whether the trainer waits, between two steps, until the version that goes out is out."""
@@ -170,7 +169,7 @@ class Run:
         if self._site.evaluation is None:
             raise UserError("the run has no evaluation sets; add some under eval.sets")
         version = self._site.trainer.version
-        self._evaluated.add(version.number)
+        self._evaluations.ask(version.number)
         await self._site.evaluation.request(version, version.number)
         await self._site.evaluation.idle()
         return version.number
@@ -209,12 +208,13 @@ class Run:
             self._hub.samples,
             self._samples,
         )
+        self._evaluations = EvaluationBook(self._projection)
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
         self._snapshots = self._make_snapshots()
         self._status = StatusFile(self._directory, self._controller, self._site, lambda: self._progress.end)
         steps = StepHooks(self._before_step, self._snapshots.complete, self._after_step)
-        hooks = Hooks(steps, lambda: self._log.last_number, self._report_evaluation)
+        hooks = Hooks(steps, lambda: self._log.last_number, self._evaluations.report)
         await self._site.open(hooks)
         if self._resume:
             await self._restore()
@@ -248,7 +248,7 @@ class Run:
         self._checkpoints.clean()
         found = newest_state(self._snapshot_store, self._checkpoints)
         if found is None:
-            self._ledger.cut_after(-1, 0)
+            self._ledger.cut_after(-1, -1)  # version 0 is evaluated again, under the same ids
             self._samples.start_at(0)
             if self._journal is not None:
                 self._journal.discard()
@@ -275,8 +275,7 @@ class Run:
         self._recovered = recover(state, self._journal, self._log, self._controller, self._place, self._site.keeps, now)
         if self._site.evaluation is not None:
             self._site.evaluation.next_number = self._ledger.next_evaluation()
-            known = f"eval/{self._config.eval.sets[0].name}/reward"
-            self._evaluated = {step for step, _ in self._ledger.metric(known)}
+            self._evaluations.restore(self._ledger, [item.name for item in self._config.eval.sets])
 
     def _restore_data(self, state: RunState) -> list[str]:
         """The cursors of all data; returns what changed since, where the configuration accepts changes (B5)."""
@@ -348,6 +347,7 @@ class Run:
             if version.number < start:
                 await self._evaluate(version)
         await self._evaluate(trainer.version)
+        self._evaluations.give_up(start)
 
     # --- after each step ---
 
@@ -370,13 +370,9 @@ class Run:
         """Request an evaluation when one is due and not done: at both ends of a stage and every `eval.every` steps."""
         step, progress, every = version.number, self._progress, self._config.eval.every
         is_due = step in (progress.first, progress.end) or (every > 0 and (step - progress.first) % every == 0)
-        if self._site.evaluation is not None and is_due and step not in self._evaluated:
-            self._evaluated.add(step)
+        if self._site.evaluation is not None and is_due and not self._evaluations.knows(step):
+            self._evaluations.ask(step)
             await self._site.evaluation.request(version, step)
-
-    def _report_evaluation(self, result: EvaluationResult) -> None:
-        self._projection.evaluated(result.rows)
-        self._projection.measure(result.step, result.metrics)
 
     async def _settle_evaluation(self) -> None:
         if self._site.evaluation is not None:

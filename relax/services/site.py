@@ -4,7 +4,7 @@
 speaks with roles in processes of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,7 +28,8 @@ class Hooks:
     step: StepHooks
     number: Callable[[], int]
     """The number of the newest event."""
-    evaluated: Callable[[EvaluationResult], None]
+    evaluated: Callable[[EvaluationResult], Awaitable[None]]
+    """Returns when the result is on the disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class ServiceRun:
         """Bring back the newest snapshot and the journal's tail, or begin again where there was none yet."""
         state = self.resumed
         if state is None:
-            self.ledger.cut_after(-1, 0)
+            self.ledger.cut_after(-1, -1)
             self.journal.discard()
             self.journal.begin(1)
             return None

@@ -1,6 +1,8 @@
 """The same runs with every role in this process and with every role in a host of its own: they may not differ."""
 
+import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,14 @@ import pytest
 import torch
 
 from relax.config.tree import RunConfig
+from relax.core.error import RelaxError
+from relax.services.control.client import ControlClient
+from relax.services.directory import RunDirectory
+from relax.services.remote.controller import ControllerProcess
 from relax.services.remote.launch import RemoteRun
 from tests.e2e.tiny import ADDITION, Watcher, final_weights, open_ledger, run_root, tiny_config, tiny_tree, train
 from tests.parity.inside import Inside, play
+from tests.parity.story import ended, operate
 
 RAY = {"type": "ray"}
 
@@ -100,3 +107,49 @@ async def test_rule_rr1_any_host_can_be_killed_at_any_moment(tmp_path: Path, hos
     assert summary["steps"] == 8
     assert summary["ledger"]["balances"]
     assert same(weights, final_weights(config))
+
+
+async def test_rule_rr1_a_paused_run_admits_nothing_before_its_new_controller_knows_of_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher, which tells it, may come later than the stage begins."""
+    config = tiny_config(tmp_path, runtime=RAY)
+    saw, told, hub = ControllerProcess.saw, asyncio.Event(), Watcher()
+    admitted: list[Any] = []
+
+    async def hold_back(self: ControllerProcess, *given: Any) -> None:
+        if self._spec.incarnation > 1:
+            await told.wait()
+        await saw(self, *given)
+
+    monkeypatch.setattr(ControllerProcess, "saw", hold_back)
+
+    def state() -> dict[str, Any]:
+        return ControlClient(RunDirectory(run_root(config))).get("/v1/run")
+
+    async def kill(run: RemoteRun, inside: Inside) -> None:
+        await hub.reached(4)
+        await operate(config, "/v1/pause", {})
+        before = await asyncio.to_thread(state)
+        await inside.kill("controller")
+        while (await asyncio.to_thread(_after_restart, state)).get("stage") != "rl":  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)  # what would be admitted is admitted at once
+        now = await asyncio.to_thread(state)
+        admitted.extend([before["account"]["admitted"], now["account"]["admitted"], now["paused"]])
+        told.set()
+        await operate(config, "/v1/resume", {})
+
+    summary = await ended(play(config, hub=hub, during=kill))
+    assert admitted[0] == admitted[1]
+    assert admitted[2]
+    assert summary["ledger"]["balances"]
+    assert summary["steps"] == 8
+
+
+def _after_restart(state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Nothing while the controller is not there yet."""
+    try:
+        return state()
+    except RelaxError:
+        return {}

@@ -22,7 +22,8 @@ class World:
         config = tiny_config(path, **sections)
         self.fleet = FleetService(FleetRegistry())
         self.directory = RunDirectory(run_root(config))
-        found: Any = (SimpleNamespace(), SimpleNamespace(fleet=self.fleet))
+        self.run = SimpleNamespace(controller=SimpleNamespace(pause=_nothing))
+        found: Any = (self.run, SimpleNamespace(fleet=self.fleet))
         self.control = RunControl(config, self.directory, lambda: found)
         self.hosts: dict[str, dict[str, Json]] = {}
         self.said: list[str] = []
@@ -71,6 +72,10 @@ class World:
 
     async def replicas(self) -> tuple[str, ...] | None:
         return (await self.control.fetch(-1)).replicas.get("engine")
+
+
+async def _nothing(is_paused: bool) -> None:
+    pass
 
 
 async def turns() -> None:

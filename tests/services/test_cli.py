@@ -311,6 +311,23 @@ def test_an_unfinished_run_is_kept_and_resumed(relax: Relax, recipe: Path, root:
     assert relax("train", root, "--resume").code == 0
 
 
+def test_evaluations_that_an_interruption_lost_are_told(relax: Relax, recipe: Path, root: Path) -> None:
+    """Version 20 has a result, 30 is evaluated again by the run, which goes on from there, and 40 when it comes to it."""
+    from contextlib import closing
+
+    from relax.services.evaluation_book import NOTE
+    from relax.services.ledger import Ledger
+
+    relax("train", recipe, fake="error")
+    with closing(Ledger(root / "ledger.sqlite")) as ledger:
+        ledger.write([], {}, {NOTE: [20, 24, 25, 30, 40]})
+    done = relax("train", "--resume", root, fake="error")
+    assert f"of version 24, 25; `relax eval {root} --checkpoint STEP` scores a checkpoint" in done.err
+    with closing(Ledger(root / "ledger.sqlite")) as ledger:
+        ledger.write([], {}, {NOTE: []})
+    assert "lost evaluations" not in relax("train", "--resume", root, fake="error").err
+
+
 def test_a_resume_with_other_settings_is_refused_or_told(relax: Relax, recipe: Path, root: Path) -> None:
     relax("train", recipe, fake="error")
     before = (root / "config.yaml").read_text()

@@ -1,7 +1,7 @@
 """Evaluations that wait for their process hold their versions; and a connection that ends late is nobody's end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,13 +29,16 @@ async def catalog() -> CatalogService:
     return service
 
 
-def desk(catalog: CatalogService) -> RemoteEvaluation:
-    async def nothing(*args: Any) -> None:
-        pass
-
+def desk(
+    catalog: CatalogService, evaluated: Callable[[EvaluationResult], Awaitable[None]] | None = None
+) -> RemoteEvaluation:
     return RemoteEvaluation(
-        catalog, Hooks(StepHooks(nothing, nothing, nothing), lambda: 1, lambda result: None), Desk()
+        catalog, Hooks(StepHooks(nothing, nothing, nothing), lambda: 1, evaluated or nothing), Desk()
     )
+
+
+async def nothing(*args: Any) -> None:
+    pass
 
 
 async def test_rule_ws7_a_version_asked_for_twice_is_held_until_both_are_reported(catalog: CatalogService) -> None:
@@ -48,6 +51,24 @@ async def test_rule_ws7_a_version_asked_for_twice_is_held_until_both_are_reporte
     await catalog.entry(request.version)  # raises when it is gone
     await evaluation.report(Version(0, 0), EvaluationResult(0, {}, []), 8)
     assert await catalog.versions() == (Version(0, 1),)
+
+
+async def test_a_version_is_held_until_its_evaluation_is_on_the_disk(catalog: CatalogService) -> None:
+    """Or, if nobody can say whether it is, until the connection of who reported it was lost."""
+    written = asyncio.Event()
+    evaluation = desk(catalog, lambda result: written.wait())  # type: ignore[arg-type,return-value]
+    for number in (0, 1):
+        written.clear()
+        await catalog.announce(Entry(Version(0, number + 1), "digest", 1))
+        await evaluation.request(Version(0, number + 1), number + 1)
+        reporting = asyncio.create_task(evaluation.report(Version(0, number + 1), EvaluationResult(1, {}, []), 4))
+        await asyncio.sleep(0)
+        await catalog.announce(Entry(Version(0, number + 2), "digest", 1))
+        assert Version(0, number + 1) in await catalog.versions()
+        written.set() if number == 0 else reporting.cancel()
+        await asyncio.wait({reporting})
+        await evaluation.idle()
+        assert await catalog.versions() == (Version(0, number + 2),)
 
 
 async def test_rule_ws7_what_a_lost_attempt_held_is_not_held_for_ever(catalog: CatalogService) -> None:

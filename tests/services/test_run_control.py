@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,34 @@ from relax.services.remote.launch import RemoteRun
 from relax.services.remote.role import roles_of
 from tests.e2e.tiny import run_root, tiny_config
 from tests.services.control_world import LAB, World, turns
+
+
+async def test_rule_rr1_a_pause_is_done_when_it_outlives_the_controller(tmp_path: Path) -> None:
+    """The launcher tells the next controller of it: once it has heard of it, and not before, a kill cannot undo the pause."""
+    world = World(tmp_path, engines=0)
+    paused: list[bool] = []
+
+    async def pause(is_paused: bool) -> None:
+        paused.append(is_paused)
+
+    world.run.controller = SimpleNamespace(pause=pause)
+    await world.open()
+    asked = world.ask(Pause())
+    await turns()
+    assert (paused[-1], asked.done()) == (True, False)
+    orders = await world.control.fetch(-1)
+    await turns()
+    assert (orders.paused, asked.done()) == (True, False)
+    following = asyncio.create_task(world.control.fetch(orders.number))
+    assert await asked == {"paused": True}
+    following.cancel()
+
+
+async def test_a_checkpoint_of_a_paused_run_says_what_it_waits_for(tmp_path: Path) -> None:
+    world = await World(tmp_path, engines=0).open()
+    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary"]
+    world.control.is_paused = True
+    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary, after `relax resume`"]
 
 
 async def test_rule_rr8_two_engines_that_are_detached_at_once_leave_one(tmp_path: Path) -> None:
@@ -144,11 +173,3 @@ async def test_a_role_is_restarted_by_its_name_in_the_table_also_where_it_shares
     await world.tell()
     with pytest.raises(UserError, match="there is no role 'engine'; roles: engine-0, light, engine-1"):
         world.control.plan(Restart("engine"))
-
-
-async def test_a_checkpoint_that_is_asked_of_a_paused_run_says_what_it_waits_for(tmp_path: Path) -> None:
-    world = await World(tmp_path).open()
-    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary"]
-    world.control._attempts.find = lambda: None  # nothing of this run is there to be paused
-    await world.ask(Pause())
-    assert world.control.plan(Checkpoint()) == ["write a checkpoint at the next step boundary, after `relax resume`"]

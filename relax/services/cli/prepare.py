@@ -18,6 +18,7 @@ from relax.services.cli.config import load_arguments
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
 from relax.services.disk import check_disk
+from relax.services.evaluation_book import unreported_steps
 from relax.services.file import write_whole
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
@@ -85,7 +86,7 @@ def prepare(request: Request) -> list[str]:
         if directory.is_new:
             raise UserError(f"there is no run to resume in {directory.root}; leave --resume out to begin it")
         told.append(f"going on with a run of {_found(request)}")
-        told += [f"changed since the run began: {change}" for change in changes.allowed]
+        told += [*_lost_evaluations(request), *(f"changed since the run began: {change}" for change in changes.allowed)]
     elif not directory.is_new:
         told += _begin_again(request)
     told += check_disk(request.config, directory)
@@ -94,6 +95,22 @@ def prepare(request: Request) -> list[str]:
     if request.resume:
         directory.summary.unlink(missing_ok=True)
     return told
+
+
+def _lost_evaluations(request: Request) -> list[str]:
+    """Those that were under way when the run was interrupted, and whose versions are gone."""
+    step, directory, before = resumable_step(request.directory), request.directory, request.before
+    if step is None or before is None or not directory.ledger.exists():
+        return []
+    with open_ledger(directory) as ledger:
+        found = unreported_steps(ledger, [item.name for item in before.eval.sets])
+    lost = [str(version) for version in found if version < step]  # later ones come again
+    if not lost:
+        return []
+    return [
+        f"lost evaluations, which were under way when the run was interrupted: of version {', '.join(lost)}; "
+        f"`relax eval {directory.root} --checkpoint STEP` scores a checkpoint"
+    ]
 
 
 def _begin_again(request: Request) -> list[str]:

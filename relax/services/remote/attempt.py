@@ -32,6 +32,20 @@ class Attempts:
             asked = await self.while_under_way(run, ask(site.fleet))
         asked.result()
 
+    async def ask_run(self, ask: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
+        """What was asked of one attempt ends with it."""
+        run = self.under_way()[0]
+        asked = await self.while_under_way(run, ask(run))
+        if asked is None:
+            raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
+        return asked.result()
+
+    async def pause(self, is_paused: bool) -> None:
+        """Of the one under way, if there is one."""
+        found = self.find()
+        if found is not None:
+            await found[0].controller.pause(is_paused)
+
     async def while_under_way(self, run: Run, work: Coroutine[Any, Any, Answer]) -> "asyncio.Future[Answer] | None":
         """The work when it is done; None when the attempt is over before."""
         return await self.unless(lambda: (found := self.find()) is None or found[0] is not run, work)

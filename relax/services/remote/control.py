@@ -65,7 +65,9 @@ class RunControl:
         self._hosts = HostTable()
         self._orders = Orders(first)
         self._attached = AttachedEngines(directory)
-        self._was_told = False
+        self.was_told = False
+        """Whether the launcher has said how things stand, since this controller began."""
+        self._carried_out = first - 1
         self._changed = Signal()
         self._attempts = Attempts(find, self._changed)
         self.is_paused = False
@@ -77,7 +79,7 @@ class RunControl:
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
     ) -> None:
         """How the launcher sees every host now; whether an earlier controller had paused the run, and what it had attached."""
-        is_first, self._was_told = not self._was_told, True
+        is_first, self.was_told = not self.was_told, True
         self._hosts.views = views
         if self._orders.attached is None:
             self._attached.set(attached)
@@ -85,6 +87,8 @@ class RunControl:
             await self._attached.find_left()
         if self._orders.paused is None and was_paused:
             await self._pause(True)
+        elif is_first:
+            await self._attempts.pause(self.is_paused)
         lost = self._hosts.given_up()
         for role, names in self._orders.replicas.items():
             if lost & set(names):
@@ -95,7 +99,9 @@ class RunControl:
         self._changed.notify()
 
     async def fetch(self, after: int) -> Orders:
-        """The orders, as soon as they are not those of number `after`; the same again after a while."""
+        """The orders, as soon as they are not those of number `after`, which are carried out; the same again after a while."""
+        self._carried_out = max(self._carried_out, after)
+        self._changed.notify()
         await self._changed.wait_within(lambda: self._orders.number != after, FETCH_S)
         return self._orders
 
@@ -124,7 +130,7 @@ class RunControl:
         return [] if found is None else list(found[1].fleet.registry.view().engines)
 
     def plan(self, request: Request) -> Sequence[str]:
-        if not self._was_told and isinstance(request, Scale | Attach | Detach | Restart):
+        if not self.was_told and isinstance(request, Scale | Attach | Detach | Restart):
             raise RelaxError(
                 "the controller has just started and does not know the run's processes yet; ask again in a moment"
             )
@@ -165,11 +171,14 @@ class RunControl:
                 return await self._restart(self._hosts.host_of(role), say)
             case Pause() | Resume():
                 await self._pause(isinstance(request, Pause))
+                # The launcher alone outlives this process, and tells the next one.
+                number = self._orders.number
+                await self._until(lambda: self._carried_out >= number, FETCH_S, "the launcher has not heard of it")
                 return {"paused": self.is_paused}
             case Checkpoint():
-                return {"step": await self._ask(Run.checkpoint)}
+                return {"step": await self._attempts.ask_run(Run.checkpoint)}
             case Evaluate():
-                return {"step": await self._ask(Run.evaluate)}
+                return {"step": await self._attempts.ask_run(Run.evaluate)}
             case Attach():
                 await self._attach(request, say)
                 return {"engines": len(self.engines())}
@@ -358,11 +367,9 @@ class RunControl:
     # --- what the launcher said ---
 
     def replicas(self, role: str) -> tuple[str, ...]:
-        """The hosts that are to carry a replicated role, by number: as ordered last, else as the launcher sees them."""
+        """The hosts that are to carry a replicated role, by number: as ordered last (what the launcher sees may be a second old)."""
         ordered = self._orders.replicas.get(role)
-        return (
-            self._hosts.carrying(role, self._attached.names) if ordered is None else ordered
-        )  # what the launcher sees may be a second old
+        return self._hosts.carrying(role, self._attached.names) if ordered is None else ordered
 
     def _scalable(self) -> list[str]:
         """Also what has lost its last replica."""
@@ -384,14 +391,4 @@ class RunControl:
         """Of the attempt under way, of those that follow, and of the controllers that do."""
         self.is_paused = is_paused
         self._ask_launcher(paused=is_paused)
-        found = self._attempts.find()
-        if found is not None:
-            await found[0].controller.pause(is_paused)
-
-    async def _ask(self, ask: Callable[[Run], Coroutine[Any, Any, int]]) -> int:
-        """What was asked of one attempt ends with it."""
-        run = self._attempts.under_way()[0]
-        asked = await self._attempts.while_under_way(run, ask(run))
-        if asked is None:
-            raise RelaxError("a role was lost, and the run goes on from its newest snapshot; ask again in a moment")
-        return asked.result()
+        await self._attempts.pause(self.is_paused)

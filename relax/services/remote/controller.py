@@ -184,7 +184,8 @@ class ControllerProcess:
             first_revision=(self._spec.incarnation << 40) + (self._attempts << 24),
             views=lambda: self._control.views,
             turns=self._turns.turns.measures,
-            is_paused=lambda: self._control.is_paused,
+            # Until the launcher has spoken nobody knows whether an earlier controller had paused the run.
+            is_paused=lambda: self._control.is_paused or not self._control.was_told,
             settle=self._feed.settle,
         )
         return self._site

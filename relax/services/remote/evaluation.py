@@ -3,6 +3,7 @@
 The controller holds the version of every request that waits (WS7); a request that was not reported is given out again.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -43,7 +44,7 @@ class HeldVersions:
 async def evaluate_forever(host: Host) -> NoReturn:
     """Endless. Consumes: requests. Waits for: the next one. Unblocked by: the controller, at the ends of a stage and in between."""
     assembly = host.assembly
-    results: list[EvaluationResult] = []
+    results: asyncio.Queue[EvaluationResult] = asyncio.Queue()
     engine = assembly.engine("evaluation")
     evaluation = Evaluation(
         engine,
@@ -54,7 +55,7 @@ async def evaluate_forever(host: Host) -> NoReturn:
         assembly.limits,
         assembly.slots,
         number=lambda: 0,
-        report=results.append,
+        report=results.put,
         media=assembly.supply.media,
     )
     desk = host.client.proxy(EVALUATIONS)
@@ -66,7 +67,7 @@ async def evaluate_forever(host: Host) -> NoReturn:
             host.busy(f"evaluating {request.version}", "evaluation")
             await evaluation.request(request.version, request.step)
             await evaluation.idle()
-            await desk.report(request.version, results.pop(), evaluation.next_number)
+            await desk.report(request.version, results.get_nowait(), evaluation.next_number)
     raise AssertionError("the loop above has no end")
 
 

@@ -118,9 +118,11 @@ class RemoteEvaluation:
         request = self._requests.popleft()
         self.next_number = next_number
         number = self._hooks.number()
-        self._hooks.evaluated(replace(result, rows=[replace(row, event=number) for row in result.rows]))
-        self._desk.changed.notify()
-        await self._let_go(request.version)
+        try:
+            await self._hooks.evaluated(replace(result, rows=[replace(row, event=number) for row in result.rows]))
+        finally:  # whose connection is lost now has reported all the same
+            self._desk.changed.notify()
+            await self._let_go(request.version)
 
 
 @dataclass(slots=True)

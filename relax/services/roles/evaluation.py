@@ -5,7 +5,7 @@ ledger rows of their own kind and are outside the gate and the account (AC5). A 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -85,7 +85,7 @@ class Evaluation:
         limits: EpisodeLimits,
         concurrency: int,
         number: Callable[[], int],
-        report: Callable[[EvaluationResult], None],
+        report: Callable[[EvaluationResult], Awaitable[None]],
         next_number: int = 0,
         done: Mapping[str, EvaluationRow] | None = None,
         on_sample: Callable[[EvaluationRow], None] = lambda row: None,
@@ -136,7 +136,7 @@ class Evaluation:
             metrics |= set_metrics(
                 evaluated.name, _by_source(evaluated.prompts, found), evaluated.ks, evaluated.threshold
             )
-        self._report(EvaluationResult(request.step, metrics, rows))
+        await self._report(EvaluationResult(request.step, metrics, rows))
 
     async def _load(self, version: Version) -> None:
         if version == self._loaded:
