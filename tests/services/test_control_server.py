@@ -321,6 +321,20 @@ def test_a_port_in_use_is_one_sentence(directory: RunDirectory, url: str) -> Non
         server.open()
 
 
+async def test_a_server_that_cannot_say_where_it_is_leaves_its_port(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("relax.services.control.server._write_private", full)
+    server = ControlServer(build_application(Operator(FakeControl())), ControlSection(), directory)
+    with pytest.raises(OSError, match="No space left"):
+        await server.serve()
+    assert server._socket is not None
+    assert server._socket.fileno() == -1
+
+
 def test_rule_i3_no_proxy_of_the_environment_is_asked(client: ControlClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

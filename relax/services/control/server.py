@@ -71,20 +71,28 @@ class ControlServer:
 
     async def serve(self) -> NoReturn:
         """Endless: answers requests. Cancelled, it lets answers under way end, and takes its two files away."""
-        if self._socket is None:
-            self.open()
+        try:
+            if self._socket is None:
+                self.open()
+            error = await self._answer()
+        finally:
+            self._close()
+        raise InvariantError("RR7", f"the control server at {self.url} ended by itself: {error!r}")
+
+    async def _answer(self) -> BaseException | None:
+        """Until it is cancelled, or ends by itself: with what."""
         assert self._socket is not None
         server = _Server(self._config())
-        serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
+        serving: asyncio.Future[None] = asyncio.ensure_future(server.serve(sockets=[self._socket]))
         try:
             await asyncio.wait({serving})  # no deadline: it serves as long as the run goes on
         finally:
             server.should_exit = True
-            await asyncio.wait({serving}, timeout=CLOSE_S + 3.0)
-            serving.cancel()
-            self._close()
-        error = serving.exception()
-        raise InvariantError("RR7", f"the control server at {self.url} ended by itself: {error!r}")
+            try:
+                await asyncio.wait({serving}, timeout=CLOSE_S + 3.0)
+            finally:
+                serving.cancel()
+        return serving.exception()
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
