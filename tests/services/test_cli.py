@@ -404,6 +404,30 @@ def test_a_log_that_a_full_disk_does_not_take_fills_no_screen(
     assert capfd.readouterr().err == ""
 
 
+def test_a_log_on_a_disk_that_hangs_keeps_no_word_from_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from relax.services.cli import logbook
+
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def emit(self: object, record: object) -> None:
+        hangs.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(logbook.LogFile, "emit", emit)
+    with logbook.logbook(tmp_path / "run.log") as log:
+        writer = threading.Thread(target=log.warning, args=("controller gave no sign of life",))
+        writer.start()
+        assert hangs.wait(30)
+        said = capfd.readouterr().err
+        goes_on.set()
+        writer.join()
+    assert said == "WARNING: controller gave no sign of life\n"
+
+
 def test_the_best_checkpoint_needs_a_metric_that_the_run_has(relax: Relax, recipe: Path) -> None:
     for command in (["config", "check"], ["train"]):
         for metric in ("eval/helout/reward", "eval/heldout/rewrd", "nonsense"):
