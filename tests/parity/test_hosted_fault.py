@@ -204,6 +204,26 @@ async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_
     assert (summary["steps"], summary["ledger"]) == (12, {**summary["ledger"], "trained": 48, "balances": True})
 
 
+async def test_a_configuration_that_is_edited_while_the_run_is_under_way_reaches_no_process_of_it(
+    tmp_path: Path,
+) -> None:
+    """One that starts again has what the others have, also where the file is no configuration any more."""
+    expected = await undisturbed(tmp_path)
+    config = tiny_config(tmp_path, runtime=RAY)
+    inside, hub = Inside(), Watcher()
+
+    async def edit(run: RemoteRun, inside: Inside) -> None:
+        await hub.reached(3)
+        RunDirectory(run_root(config)).config.write_text("stages: [\n")
+        for host in ("engine-0", "reward-0", "controller"):
+            await inside.kill(host)
+
+    summary = await ended(play(config, inside, hub, during=edit))
+    assert min(inside.processes[host].incarnation for host in ("engine-0", "reward-0", "controller")) == 2
+    assert summary["ledger"]["balances"]
+    assert outcome(config) == expected
+
+
 # --- disks and trackers --------------------------------------------------------------------------------------------------
 
 
