@@ -342,6 +342,45 @@ def test_a_resume_with_other_settings_is_refused_or_told(relax: Relax, recipe: P
         (root / "config.yaml").write_text(before)
 
 
+def test_rule_rr3_a_run_that_was_killed_while_it_made_its_ledger_goes_on_and_begins_again(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    relax("train", recipe, fake="user_error")
+    for arguments in (["--resume", root], [recipe]):
+        (root / "ledger.sqlite").unlink(missing_ok=True)
+        with closing(sqlite3.connect(root / "ledger.sqlite")) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+        assert (root / "ledger.sqlite").exists()
+        done = relax("train", *arguments, fake="user_error")
+        assert "model folder 'nowhere' does not exist" in done.err, "it has begun"
+
+
+def test_settings_that_were_edited_in_the_runs_own_file_are_judged_like_others(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    """The ledger knows what the run was trained with."""
+    from contextlib import closing
+
+    from relax.services.ledger import CONFIG, Ledger
+
+    relax("train", recipe, fake="error")
+    before = (root / "config.yaml").read_text()
+    with closing(Ledger(root / "ledger.sqlite")) as ledger:
+        ledger.write([], {}, {CONFIG: before})
+    (root / "config.yaml").write_text(before.replace("seed: 0", "seed: 1"))
+    refused = relax("train", "--resume", root)
+    assert refused.code == 2
+    assert "cannot go on with these settings:\n  run.seed: 0 -> 1 (every random choice" in refused.err
+    assert f"{root}/config.yaml was edited since the run was under way" in refused.err
+    (root / "config.yaml").write_text(before.replace("grace_s: 30.0", "grace_s: 5.0"))
+    assert (
+        "changed since the run began: run.grace_s: 30.0 -> 5.0\n" in relax("train", "--resume", root, fake="error").err
+    )
+
+
 def test_a_snapshot_that_is_newer_than_every_checkpoint_is_what_a_resume_goes_on_from(
     relax: Relax, recipe: Path, root: Path
 ) -> None:
