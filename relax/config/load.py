@@ -29,6 +29,11 @@ def load_config(paths: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
     return validate(read_document(paths, overrides))
 
 
+def load_text(text: str, name: str) -> RunConfig:
+    """What `dump_config` wrote; `name` stands for the file in messages. Raises ConfigError."""
+    return validate(read_yaml(text, name))
+
+
 def read_document(paths: Sequence[Path], overrides: Sequence[str] = ()) -> Document:
     """The merged raw values with their origins, not yet validated. Raises ConfigError."""
     document, problems = Document(), []

@@ -18,6 +18,9 @@ from urllib.parse import quote
 from relax.core.error import UserError
 from relax.core.message import Json
 
+CONFIG = "config"
+"""The note that holds the configuration, as YAML, that the run was last trained with."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
@@ -110,6 +113,7 @@ class Ledger:
     def _create(self) -> None:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute("BEGIN")  # all of it or nothing: a kill must leave nothing that nobody can read
         for row, table in _TABLES.items():
             columns = ", ".join(
                 f"{f.name} {_column_type(f.type)}" + (" PRIMARY KEY" if f.name == "id" else "") for f in fields(row)
@@ -202,6 +206,11 @@ class Ledger:
         self._connection.backup(other._connection)
 
     # --- reading ---
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether whoever was to make it was killed before."""
+        return self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0  # type: ignore[no-any-return]
 
     def next_evaluation(self) -> int:
         """A number that no evaluation group has yet."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
+from relax.config.load import dump_config
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
 from relax.core.error import UserError
@@ -28,7 +29,7 @@ from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
 from relax.services.evaluation_book import EvaluationBook
 from relax.services.gate import Gate
-from relax.services.ledger import Ledger
+from relax.services.ledger import CONFIG, Ledger
 from relax.services.local_site import LocalSite
 from relax.services.projection import Projection
 from relax.services.publisher import StepHooks
@@ -208,6 +209,7 @@ class Run:
             self._hub.samples,
             self._samples,
         )
+        self._projection.note(CONFIG, dump_config(config))
         self._evaluations = EvaluationBook(self._projection)
         register = Register(Account(), self._projection)
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)

@@ -5,6 +5,7 @@ import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from relax.bus import event_file, remote
+from relax.config.load import load_text
 from relax.core.error import RelaxError
 from relax.engines.router import Router
 from relax.runtime.host import HostSpec
@@ -19,13 +21,13 @@ from relax.runtime.wire_client import WireClient
 from relax.services import run as run_module
 from relax.services.cli.origin import config_text
 from relax.services.directory import RunDirectory
-from relax.services.ledger import Ledger
+from relax.services.ledger import CONFIG, Ledger
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote import control as control_module
 from relax.services.remote import engine as engine_module
 from relax.services.remote.launch import RemoteRun
 from tests.bus.tearing import Disk
-from tests.e2e.tiny import Watcher, run_root, tiny_config
+from tests.e2e.tiny import Watcher, open_ledger, run_root, tiny_config
 from tests.parity.inside import Inside, TaskProcess, play
 from tests.parity.story import RAY, ended, operate, outcome, rl, undisturbed, until
 
@@ -202,6 +204,28 @@ async def test_rule_rr6_a_role_that_crashes_on_each_start_ends_the_run_with_one_
     RunDirectory(run_root(config)).config.write_text(config_text(config))
     summary = await ended(play(config, resume=True))
     assert (summary["steps"], summary["ledger"]) == (12, {**summary["ledger"], "trained": 48, "balances": True})
+
+
+async def test_a_configuration_that_is_edited_while_the_run_is_under_way_reaches_no_process_of_it(
+    tmp_path: Path,
+) -> None:
+    """One that starts again has what the others have, also where the file is no configuration any more."""
+    expected = await undisturbed(tmp_path)
+    config = tiny_config(tmp_path, runtime=RAY)
+    inside, hub = Inside(), Watcher()
+
+    async def edit(run: RemoteRun, inside: Inside) -> None:
+        await hub.reached(3)
+        RunDirectory(run_root(config)).config.write_text("stages: [\n")
+        for host in ("engine-0", "reward-0", "controller"):
+            await inside.kill(host)
+
+    summary = await ended(play(config, inside, hub, during=edit))
+    assert min(inside.processes[host].incarnation for host in ("engine-0", "reward-0", "controller")) == 2
+    assert summary["ledger"]["balances"]
+    assert outcome(config) == expected
+    with closing(open_ledger(config)) as ledger:
+        assert load_text(ledger.note(CONFIG), "ledger") == config, "and a resume is judged by it"
 
 
 # --- disks and trackers --------------------------------------------------------------------------------------------------

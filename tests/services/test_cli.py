@@ -344,6 +344,45 @@ def test_a_resume_with_other_settings_is_refused_or_told(relax: Relax, recipe: P
         (root / "config.yaml").write_text(before)
 
 
+def test_rule_rr3_a_run_that_was_killed_while_it_made_its_ledger_goes_on_and_begins_again(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    relax("train", recipe, fake="user_error")
+    for arguments in (["--resume", root], [recipe]):
+        (root / "ledger.sqlite").unlink(missing_ok=True)
+        with closing(sqlite3.connect(root / "ledger.sqlite")) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+        assert (root / "ledger.sqlite").exists()
+        done = relax("train", *arguments, fake="user_error")
+        assert "model folder 'nowhere' does not exist" in done.err, "it has begun"
+
+
+def test_settings_that_were_edited_in_the_runs_own_file_are_judged_like_others(
+    relax: Relax, recipe: Path, root: Path
+) -> None:
+    """The ledger knows what the run was trained with."""
+    from contextlib import closing
+
+    from relax.services.ledger import CONFIG, Ledger
+
+    relax("train", recipe, fake="error")
+    before = (root / "config.yaml").read_text()
+    with closing(Ledger(root / "ledger.sqlite")) as ledger:
+        ledger.write([], {}, {CONFIG: before})
+    (root / "config.yaml").write_text(before.replace("seed: 0", "seed: 1"))
+    refused = relax("train", "--resume", root)
+    assert refused.code == 2
+    assert "cannot go on with these settings:\n  run.seed: 0 -> 1 (every random choice" in refused.err
+    assert f"{root}/config.yaml was edited since the run was under way" in refused.err
+    (root / "config.yaml").write_text(before.replace("grace_s: 30.0", "grace_s: 5.0"))
+    assert (
+        "changed since the run began: run.grace_s: 30.0 -> 5.0\n" in relax("train", "--resume", root, fake="error").err
+    )
+
+
 def test_a_snapshot_that_is_newer_than_every_checkpoint_is_what_a_resume_goes_on_from(
     relax: Relax, recipe: Path, root: Path
 ) -> None:
@@ -404,6 +443,30 @@ def test_a_log_that_a_full_disk_does_not_take_fills_no_screen(
         log.info("a line")
         log.info("another")
     assert capfd.readouterr().err == ""
+
+
+def test_a_log_on_a_disk_that_hangs_keeps_no_word_from_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from relax.services.cli import logbook
+
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def emit(self: object, record: object) -> None:
+        hangs.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(logbook.LogFile, "emit", emit)
+    with logbook.logbook(tmp_path / "run.log") as log:
+        writer = threading.Thread(target=log.warning, args=("controller gave no sign of life",))
+        writer.start()
+        assert hangs.wait(30)
+        said = capfd.readouterr().err
+        goes_on.set()
+        writer.join()
+    assert said == "WARNING: controller gave no sign of life\n"
 
 
 def test_the_best_checkpoint_needs_a_metric_that_the_run_has(relax: Relax, recipe: Path) -> None:

@@ -220,7 +220,7 @@ async def _watch(check: Callable[[], None], run: "asyncio.Task[Any]") -> None:
     while True:
         await asyncio.sleep(CHECK_S)
         try:
-            check()
+            await asyncio.to_thread(check)  # a disk may take its time, and a network's longer
         except RelaxError:
             run.cancel()
             return

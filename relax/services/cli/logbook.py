@@ -44,7 +44,7 @@ def logbook(path: Path) -> Iterator[logging.Logger]:
     level = root.level
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    for handler in (file, terminal):
+    for handler in (terminal, file):  # in this order: a disk that hangs must not keep a word from the terminal
         root.addHandler(handler)
     try:
         yield logging.getLogger("relax")

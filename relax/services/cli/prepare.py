@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from relax.config.load import load_config
+from relax.config.load import load_config, load_text
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.data.quarantine import Quarantine
@@ -20,6 +20,7 @@ from relax.services.directory import RunDirectory
 from relax.services.disk import check_disk
 from relax.services.evaluation_book import unreported_steps
 from relax.services.file import write_whole
+from relax.services.ledger import CONFIG
 from relax.services.outline import outline_of
 from relax.services.reader import open_ledger
 from relax.training.checkpoint import CheckpointStore, read_meta
@@ -58,17 +59,27 @@ def read_request(arguments: list[str], resume: bool, overwrite: bool) -> Request
         return _resume_directory(paths[0], overrides, resume)
     config = load_arguments(arguments)
     directory = RunDirectory(Path(config.run.directory) / config.run.name)
-    before = load_config([directory.config]) if resume and not directory.is_new else None
+    before = _trained_with(directory) if resume and not directory.is_new else None
     return Request(config, directory, resume, overwrite, before)
 
 
 def _resume_directory(path: Path, overrides: list[str], resume: bool) -> Request:
-    before, directory = open_run(path)
+    _, directory = open_run(path)
     if not resume:
         raise UserError(
             f"{path} is a run directory; go on with it by `relax train --resume {path}`, or name a recipe file"
         )
-    return Request(load_config([directory.config], overrides), directory, True, False, before)
+    config = load_config([directory.config], overrides)
+    return Request(config, directory, True, False, _trained_with(directory))
+
+
+def _trained_with(directory: RunDirectory) -> RunConfig:
+    """By the ledger, where it knows: the run's own file may have been edited since. Raises UserError."""
+    text = None
+    if directory.ledger.exists():
+        with open_ledger(directory) as ledger:
+            text = None if ledger.is_empty else ledger.note(CONFIG)
+    return load_config([directory.config]) if text is None else load_text(text, str(directory.ledger))
 
 
 def prepare(request: Request) -> list[str]:
@@ -154,9 +165,14 @@ def _changes(request: Request) -> Changes:
     changes = judge(request.before, request.config, _progress(request))
     if changes.refused:
         also = f"\nthese may change:\n  {_listed(changes.allowed)}" if changes.allowed else ""
+        own = f"go on with the run's own, `{_resume_command(request)}`"
+        if load_config([request.directory.config]) != request.before:
+            own = (
+                f"{request.directory.config} was edited since the run was under way: put there back what may not change"
+            )
         raise UserError(
             f"the run in {request.directory.root} cannot go on with these settings:\n  {_listed(changes.refused)}{also}\n"
-            f"go on with the run's own, `{_resume_command(request)}`, or begin another run with another run.name"
+            f"{own}, or begin another run with another run.name"
         )
     return changes
 
@@ -198,7 +214,7 @@ def _steps(directory: RunDirectory) -> int:
     if not directory.ledger.exists():
         return 0
     with open_ledger(directory) as ledger:
-        applied = ledger.metric("train/applied")
+        applied = [] if ledger.is_empty else ledger.metric("train/applied")
         return applied[-1][0] + 1 if applied else 0
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from relax.config.autoscale import AutoscaleSection
-from relax.config.load import load_config
 from relax.core.error import InvariantError, RelaxError, TransportError, UserError
 from relax.core.message import Json
 from relax.runtime.clock import LoopClock
@@ -56,7 +55,7 @@ class ControllerProcess:
     def __init__(self, spec: RoleSpec, pulse: RolePulse) -> None:
         self._spec, self._pulse = spec, pulse
         self._directory = RunDirectory(Path(spec.run))
-        self._config = load_config([self._directory.config])
+        self._config = spec.read_config()
         self._weights = WeightDesk(self._config.weights, RunPlace(spec.run_id), self._directory, spec.control)
         self._feed = Feed(spec.incarnation << 40)
         turns = DeviceTurns(LoopClock(), self._config.runtime.min_turn_s)  # type: ignore[attr-defined]

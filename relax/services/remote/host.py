@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from relax.bus.remote import RemoteQueue
-from relax.config.load import load_config
+from relax.config.load import load_config, load_text
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
 from relax.core.protocol import Generate
@@ -60,6 +60,14 @@ class RoleSpec:
     """For the controller: go on from the directory."""
     server: Mapping[str, Any] | None = None
     """For an engine that somebody else runs: `url`, `slots` and `api_key` of its configuration."""
+    config: str = ""
+    """The run's configuration as YAML: its file may be edited meanwhile, and a process that starts later must have what the others
+    have. Empty: what the file says."""
+
+    def read_config(self) -> RunConfig:
+        """Raises ConfigError."""
+        path = RunDirectory(Path(self.run)).config
+        return load_text(self.config, str(path)) if self.config else load_config([path])
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RoleSpec.__dataclass_fields__} | {"roles": list(self.roles)}
@@ -214,7 +222,7 @@ async def open_host(spec: RoleSpec, pulse: Pulse, stack: AsyncExitStack) -> Host
     """Everything that roles share, and a server for those that are called."""
     reach = await find_reach(spec.run, spec.run_id, spec.meeting)
     directory = RunDirectory(Path(spec.run))
-    config = load_config([directory.config])
+    config = spec.read_config()
     place = RunPlace(spec.run_id)
     assembly = Assembly(config, Quarantine(directory.quarantine), owns_policy="trainer" in spec.roles)
     stack.push_async_callback(assembly.close)

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from relax.config.load import dump_config
 from relax.config.tree import RunConfig
 from relax.core.error import RelaxError, UserError
 from relax.core.message import Json
@@ -54,6 +55,7 @@ class RemoteRun:
     ) -> None:
         self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
         self._roles = roles
+        self._text = dump_config(config)
         self._build: Build = build or RUNTIMES.component(config.runtime.type)
         self._place = RunPlace(run_id_of(directory.root))
         self._supervision: Supervision | None = None
@@ -184,6 +186,7 @@ class RemoteRun:
             met.node_mark,
             self._resume,
             server,
+            self._text,
         )
         from relax.runtime.ray import host_resources
 
