@@ -344,7 +344,10 @@ class Supervisor:
             return []
         if host.phase in LIVING:
             host.phase, host.due_s = Phase.stopping, now + self.liveness.stop_s
-            return [Stop(host.name, host.incarnation)]
+            if host.is_ready:
+                return [Stop(host.name, host.incarnation)]
+            # It still starts: while it imports it would hear nobody, and it has nothing in hand that could be lost.
+            return [Kill(host.name, host.incarnation, "was not wanted any more while it started")]
         return self._over(host, host.phase if host.phase is not Phase.pending else Phase.stopped)
 
     def _over(self, host: Host, phase: Phase) -> list[Instruction]:

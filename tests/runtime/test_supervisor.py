@@ -191,10 +191,36 @@ def test_a_process_that_cannot_be_killed_is_given_up_and_its_name_not_used_again
 def test_scale_in_stops_a_host_and_scale_out_brings_a_new_one() -> None:
     state = serving()
     assert state.want(1.0, {**ENGINE, "engine-1": ("engine",)}) == [Start("engine-1", 1)]
+    state.ready(1.5, "engine-1", 1)
     assert state.want(2.0, ENGINE) == [Stop("engine-1", 1)]
     assert state.exited(3.0, "engine-1", 1, Exit("asked to stop")) == []
     assert list(state.hosts) == ["engine-0"]
     assert state.want(4.0, {**ENGINE, "engine-1": ("engine",)}) == [Start("engine-1", 2)]
+
+
+@pytest.mark.parametrize("probes", [False, True])
+def test_a_host_that_still_starts_is_ended_at_once_and_nobody_hears_of_a_fault(probes: bool) -> None:
+    """It imports and would not hear a stop: after `stop_s` it would be told of as one that hangs."""
+    state = serving()
+    state.want(1.0, {**ENGINE, "engine-1": ("engine",)})
+    state.beat(50.0, "engine-0", 1, beat(1))
+    if probes:
+        assert state.tick(51.0) == [Probe("engine-1", 1, 2.0)]
+    told = state.want(51.0, ENGINE)
+    assert kinds(told) == ["Kill"]
+    assert state.unanswered(51.1, "engine-1", 1, "process 9 is running (R)") == []
+    assert state.ready(51.2, "engine-1", 1) == [], "it does not count any more"
+    assert state.exited(51.3, "engine-1", 1, Exit("killed by signal 9")) == []
+    assert list(state.hosts) == ["engine-0"]
+
+
+def test_a_host_that_still_starts_and_is_to_be_started_anew_has_not_failed() -> None:
+    state = Supervisor(RESTART, LIVENESS)
+    state.want(0.0, ENGINE)
+    assert kinds(state.dismiss(1.0, "engine-0", "a restart was asked for")) == ["restart", "Kill"]
+    assert state.exited(1.1, "engine-0", 1, Exit("killed by signal 9")) == []
+    assert kinds(state.tick(1.1)) == ["Start"]
+    assert state.hosts["engine-0"].num_failures == 0
 
 
 def test_a_host_wanted_again_while_it_stops_starts_after_its_end_and_that_is_no_failure() -> None:
