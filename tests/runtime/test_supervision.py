@@ -259,7 +259,8 @@ async def test_a_process_whose_event_loop_hangs_is_reported_with_its_stack(tmp_p
     async with supervised(SubprocessLauncher(tmp_path), PATIENT, reports) as hosts:
         hosts.want([spec])
         await until(lambda: any(report.kind == "recovered" for report in reports))
-    assert "in sleep_in_the_loop" in reports[0].text
+    assert reports[0].text.endswith(f"; its stacks are in {tmp_path / 'h.1.log'}")
+    assert "in sleep_in_the_loop" in reports[0].detail
     assert "its stacks" not in reports[1].text
     assert "in sleep_in_the_loop" in (tmp_path / "h.1.log").read_text()
 

@@ -150,11 +150,33 @@ def test_rule_rr5_a_busy_host_without_progress_is_reported_once_and_left_alone()
     assert told == [Probe("engine-0", 1, 2.0)]
     told = state.answered(100.0, "engine-0", 1, "in sleep()")
     assert kinds(told) == ["stall"]
-    assert "made no progress for 40 s: it is busy decoding (in sleep())" in told[0].text  # type: ignore[union-attr]
+    assert "made no progress for 40 s: it is busy decoding; in sleep()" in told[0].text  # type: ignore[union-attr]
     assert state.beat(101.0, "engine-0", 1, beat(0)) == []
     state.beat(102.0, "engine-0", 1, beat(1))
     assert state.beat(141.0, "engine-0", 1, beat(1)) == []
     assert state.beat(142.0, "engine-0", 1, beat(1)) == [Probe("engine-0", 1, 2.0)]
+
+
+def test_rule_rr5_a_stall_is_told_in_one_sentence_that_says_where_the_stacks_are() -> None:
+    seen = "process 7 is running (R); its stacks:\nThread 0x7f (most recent call first):\n  File x.py, line 3 in step"
+    state = Supervisor(RESTART, LIVENESS)
+    state.want(0.0, {"light": ("reward", "advantage")})
+    state.launched("light", 1, "runs/tiny/logs/light.1.log")
+    state.ready(0.0, "light", 1)
+    state.beat(40.0, "light", 1, Beat({"reward": RoleBeat(RoleState.busy, "with stage rl"), "advantage": RoleBeat()}))
+    assert state.answered(41.0, "light", 1, seen) == [
+        Report(
+            "light",
+            "stall",
+            "light (reward, advantage) answers but has made no progress for 40 s: it is reward busy with stage rl; advantage"
+            " starting; process 7 is running (R); its stacks are in runs/tiny/logs/light.1.log",
+            seen,
+        )
+    ]
+    told = state.tick(51.0) + state.unanswered(53.0, "light", 1, seen)
+    assert kinds(told) == ["Probe", "hung", "Kill"]
+    assert "Thread" not in told[1].text  # type: ignore[union-attr]
+    assert told[1].detail == seen  # type: ignore[union-attr]
 
 
 def test_a_host_that_waits_for_a_written_reason_may_wait_for_ever() -> None:

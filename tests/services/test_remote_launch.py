@@ -14,7 +14,9 @@ import pytest
 from relax.core.error import RelaxError
 from relax.core.message import Json
 from relax.runtime.host import HostError
+from relax.runtime.supervisor import Report
 from relax.services.cli.launch import Interruption, Outcome, launch
+from relax.services.cli.logbook import logbook
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
 from relax.services.remote.feed import Feed
@@ -111,3 +113,17 @@ async def test_rule_rr6_a_launcher_knows_that_the_run_is_over_before_its_summary
     following.cancel()
     assert looks == [False, True]
     await run.stop()  # asks nobody: this client could not be asked
+
+
+def test_rule_rr5_stacks_go_to_the_log_of_the_run_and_a_sentence_to_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(tmp_path, runtime={"type": "ray"})
+    directory, hub = RunDirectory(tmp_path / "tiny"), SimpleNamespace(notice=lambda *said: told.append(said))
+    run, told = RemoteRun(config, directory, hub, roles_of(config)), list[Any]()  # type: ignore[arg-type]
+    with logbook(tmp_path / "run.log"):
+        run._told(Report("trainer", "stall", "trainer stands still", "process 7 runs; its stacks:\nThread 1"))
+    assert told == [("stall", "trainer stands still")]
+    assert capsys.readouterr().err == "WARNING: trainer: trainer stands still\n"
+    log = (tmp_path / "run.log").read_text()
+    assert "its stacks:\nThread 1" in log

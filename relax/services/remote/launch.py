@@ -252,6 +252,8 @@ class RemoteRun:
 
     def _told(self, report: Report) -> None:
         _report.warning("%s: %s", report.host, report.text)
+        if report.detail:
+            _report.info("%s: %s", report.host, report.detail)  # to the run's log: stacks fill a terminal
         if report.kind != "recovered":
             self._hub.notice("restart" if report.kind == "restart" else "stall", report.text)
 
