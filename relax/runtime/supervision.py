@@ -256,9 +256,11 @@ class Supervision:
                     await self._nearer.wait()
 
     async def _attend(self, host: str, incarnation: int) -> None:
-        """One process, from its start to its end."""
+        """One process, from its start to its end; none when its end was asked for before it began."""
         how: Exit
         try:
+            if self._state.hosts[host].phase is not Phase.starting:
+                raise TransportError("it was not wanted any more before it began")
             process = self._launcher.launch(self._specs[host], incarnation)
         except Exception as error:  # whatever keeps a launcher from starting it counts as a failed start
             how = Exit(f"could not be started: {error}", final=isinstance(error, UserError))

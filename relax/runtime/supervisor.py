@@ -77,11 +77,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A sentence for people. `kind` says what happened, for whoever passes it on."""
+    """A sentence for people. `kind` says what happened, for whoever passes it on; `detail` is for the log: stacks."""
 
     host: str
     kind: Literal["restart", "recovered", "hung", "stall"]
     text: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,8 @@ class Supervisor:
         if not entry.is_ready:
             return self._kill(now, entry, self._overdue(entry), seen)
         entry.phase, entry.due_s = Phase.ready, now + self.liveness.silent_s
-        return [Report(host, "stall", f"{host} answers but {self._overdue(entry)}: it is {entry.beat} ({seen})")]
+        text = f"{_who(entry)} answers but {self._overdue(entry)}: it is {entry.beat}{_seen(entry, seen)}"
+        return [Report(host, "stall", text, seen)]
 
     def unanswered(self, now: float, host: str, incarnation: int, seen: str) -> list[Instruction]:
         """The probed process does not answer; `seen` is what it looks like from outside. It is killed (RR5)."""
@@ -324,8 +326,8 @@ class Supervisor:
         return [Probe(host.name, host.incarnation, self.liveness.probe_s)]
 
     def _kill(self, now: float, host: Host, why: str, seen: str = "") -> list[Instruction]:
-        """`seen` may hold stacks: the report tells all of it, later mentions only its first clause."""
-        report = Report(host.name, "hung", f"{host.name} {why}; it is killed" + (f". {seen}" if seen else ""))
+        """`seen` may hold stacks: people are told its first clause."""
+        report = Report(host.name, "hung", f"{host.name} {why}; it is killed{_seen(host, seen)}", seen)
         why += f" ({seen.partition(';')[0]})" if seen else ""
         first = not host.why_killed
         host.kills += 1
@@ -344,7 +346,10 @@ class Supervisor:
             return []
         if host.phase in LIVING:
             host.phase, host.due_s = Phase.stopping, now + self.liveness.stop_s
-            return [Stop(host.name, host.incarnation)]
+            if host.is_ready:
+                return [Stop(host.name, host.incarnation)]
+            # It still starts: while it imports it would hear nobody, and it has nothing in hand that could be lost.
+            return [Kill(host.name, host.incarnation, "was not wanted any more while it started")]
         return self._over(host, host.phase if host.phase is not Phase.pending else Phase.stopped)
 
     def _over(self, host: Host, phase: Phase) -> list[Instruction]:
@@ -374,5 +379,16 @@ class Supervisor:
         if not host.is_ready:
             return f"was not ready after {self.liveness.start_s:g} s"
         if host.told_stall:
-            return f"made no progress for {self.liveness.progress_s:g} s"
+            return f"has made no progress for {self.liveness.progress_s:g} s"
         return f"gave no sign of life for {self.liveness.silent_s:g} s"
+
+
+def _who(host: Host) -> str:
+    """A process, and its roles where its name does not say them."""
+    return host.name if len(host.roles) == 1 else f"{host.name} ({', '.join(host.roles)})"
+
+
+def _seen(host: Host, seen: str) -> str:
+    """How it looked in one clause, and where its stacks are: they fill more than the one line that people are told."""
+    clause = f"; {seen.partition(';')[0]}" if seen else ""
+    return f"{clause}; its stacks are in {host.log}" if "\n" in seen else clause

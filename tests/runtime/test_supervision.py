@@ -236,13 +236,31 @@ async def test_real_processes_are_killed_frozen_and_replaced(tmp_path: Path) -> 
     assert (tmp_path / "b.2.log").read_text() == "serving \n"
 
 
+@pytest.mark.parametrize("is_launched", [False, True])
+async def test_a_host_that_still_starts_and_is_not_wanted_any_more_ends_at_once_without_a_word(
+    is_launched: bool,
+) -> None:
+    launcher, reports = FakeLauncher(), list[Report]()
+    launcher.up_at_once = False
+    async with supervised(launcher, PATIENT, reports) as hosts:
+        hosts.want([A])
+        if is_launched:
+            await until(lambda: view(hosts, "a").pid is not None)
+        async with asyncio.timeout(PATIENT.stop_s / 2):
+            hosts.want([])
+            await hosts.until_gone("a")
+    assert [process.calls for process in launcher.made] == ([["kill"]] if is_launched else [])
+    assert reports == []
+
+
 async def test_a_process_whose_event_loop_hangs_is_reported_with_its_stack(tmp_path: Path) -> None:
     reports = list[Report]()
     spec = HostSpec("h", ("rollout",), "tests.runtime.host_calls:hang", {"marker": str(tmp_path / "marker")})
     async with supervised(SubprocessLauncher(tmp_path), PATIENT, reports) as hosts:
         hosts.want([spec])
         await until(lambda: any(report.kind == "recovered" for report in reports))
-    assert "in sleep_in_the_loop" in reports[0].text
+    assert reports[0].text.endswith(f"; its stacks are in {tmp_path / 'h.1.log'}")
+    assert "in sleep_in_the_loop" in reports[0].detail
     assert "its stacks" not in reports[1].text
     assert "in sleep_in_the_loop" in (tmp_path / "h.1.log").read_text()
 

@@ -150,11 +150,33 @@ def test_rule_rr5_a_busy_host_without_progress_is_reported_once_and_left_alone()
     assert told == [Probe("engine-0", 1, 2.0)]
     told = state.answered(100.0, "engine-0", 1, "in sleep()")
     assert kinds(told) == ["stall"]
-    assert "made no progress for 40 s: it is busy decoding (in sleep())" in told[0].text  # type: ignore[union-attr]
+    assert "made no progress for 40 s: it is busy decoding; in sleep()" in told[0].text  # type: ignore[union-attr]
     assert state.beat(101.0, "engine-0", 1, beat(0)) == []
     state.beat(102.0, "engine-0", 1, beat(1))
     assert state.beat(141.0, "engine-0", 1, beat(1)) == []
     assert state.beat(142.0, "engine-0", 1, beat(1)) == [Probe("engine-0", 1, 2.0)]
+
+
+def test_rule_rr5_a_stall_is_told_in_one_sentence_that_says_where_the_stacks_are() -> None:
+    seen = "process 7 is running (R); its stacks:\nThread 0x7f (most recent call first):\n  File x.py, line 3 in step"
+    state = Supervisor(RESTART, LIVENESS)
+    state.want(0.0, {"light": ("reward", "advantage")})
+    state.launched("light", 1, "runs/tiny/logs/light.1.log")
+    state.ready(0.0, "light", 1)
+    state.beat(40.0, "light", 1, Beat({"reward": RoleBeat(RoleState.busy, "with stage rl"), "advantage": RoleBeat()}))
+    assert state.answered(41.0, "light", 1, seen) == [
+        Report(
+            "light",
+            "stall",
+            "light (reward, advantage) answers but has made no progress for 40 s: it is reward busy with stage rl; advantage"
+            " starting; process 7 is running (R); its stacks are in runs/tiny/logs/light.1.log",
+            seen,
+        )
+    ]
+    told = state.tick(51.0) + state.unanswered(53.0, "light", 1, seen)
+    assert kinds(told) == ["Probe", "hung", "Kill"]
+    assert "Thread" not in told[1].text  # type: ignore[union-attr]
+    assert told[1].detail == seen  # type: ignore[union-attr]
 
 
 def test_a_host_that_waits_for_a_written_reason_may_wait_for_ever() -> None:
@@ -191,10 +213,36 @@ def test_a_process_that_cannot_be_killed_is_given_up_and_its_name_not_used_again
 def test_scale_in_stops_a_host_and_scale_out_brings_a_new_one() -> None:
     state = serving()
     assert state.want(1.0, {**ENGINE, "engine-1": ("engine",)}) == [Start("engine-1", 1)]
+    state.ready(1.5, "engine-1", 1)
     assert state.want(2.0, ENGINE) == [Stop("engine-1", 1)]
     assert state.exited(3.0, "engine-1", 1, Exit("asked to stop")) == []
     assert list(state.hosts) == ["engine-0"]
     assert state.want(4.0, {**ENGINE, "engine-1": ("engine",)}) == [Start("engine-1", 2)]
+
+
+@pytest.mark.parametrize("probes", [False, True])
+def test_a_host_that_still_starts_is_ended_at_once_and_nobody_hears_of_a_fault(probes: bool) -> None:
+    """It imports and would not hear a stop: after `stop_s` it would be told of as one that hangs."""
+    state = serving()
+    state.want(1.0, {**ENGINE, "engine-1": ("engine",)})
+    state.beat(50.0, "engine-0", 1, beat(1))
+    if probes:
+        assert state.tick(51.0) == [Probe("engine-1", 1, 2.0)]
+    told = state.want(51.0, ENGINE)
+    assert kinds(told) == ["Kill"]
+    assert state.unanswered(51.1, "engine-1", 1, "process 9 is running (R)") == []
+    assert state.ready(51.2, "engine-1", 1) == [], "it does not count any more"
+    assert state.exited(51.3, "engine-1", 1, Exit("killed by signal 9")) == []
+    assert list(state.hosts) == ["engine-0"]
+
+
+def test_a_host_that_still_starts_and_is_to_be_started_anew_has_not_failed() -> None:
+    state = Supervisor(RESTART, LIVENESS)
+    state.want(0.0, ENGINE)
+    assert kinds(state.dismiss(1.0, "engine-0", "a restart was asked for")) == ["restart", "Kill"]
+    assert state.exited(1.1, "engine-0", 1, Exit("killed by signal 9")) == []
+    assert kinds(state.tick(1.1)) == ["Start"]
+    assert state.hosts["engine-0"].num_failures == 0
 
 
 def test_a_host_wanted_again_while_it_stops_starts_after_its_end_and_that_is_no_failure() -> None:
