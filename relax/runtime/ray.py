@@ -336,6 +336,18 @@ def host_resources(config: RayConfig, roles: Iterable[str], host: str = "") -> t
     return resources, {name: value for entry in asked for name, value in entry.env.items()}
 
 
+async def _claim(place: RunPlace, directory: Path) -> Claim:
+    claiming = asyncio.create_task(asyncio.to_thread(place.claim), name="claim")
+    try:
+        return await asyncio.shield(claiming)
+    except (OSError, ValueError) as error:
+        raise UserError(f"run {directory} cannot have its folders on this machine: {error}") from error
+    except asyncio.CancelledError:
+        with suppress(OSError, ValueError):  # the thread goes on meanwhile: what it has made would be left behind
+            await asyncio.to_thread((await claiming).release)
+        raise
+
+
 @asynccontextmanager
 async def build_ray(
     config: RayConfig,
@@ -350,10 +362,7 @@ async def build_ray(
     cannot be had.
     """
     place = RunPlace(run_id_of(directory))
-    try:
-        claim = await asyncio.to_thread(place.claim)
-    except (OSError, ValueError) as error:
-        raise UserError(f"run {directory} cannot have its folders on this machine: {error}") from error
+    claim = await _claim(place, directory)
     cluster = RayCluster(place, config.address)
     launcher = RayLauncher(cluster, claim, directory / "logs", {"OMP_NUM_THREADS": str(config.threads_per_role)})
     supervisor = Supervisor(

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from relax.bus.journal import Journal
 from relax.bus.log import MemoryLog
@@ -23,6 +23,7 @@ from relax.runtime.collector import calm_collector
 from relax.runtime.task import TaskSet
 from relax.services.account import Account
 from relax.services.assembly import Assembly
+from relax.services.beginning import Beginning
 from relax.services.best import open_checkpoints
 from relax.services.controller import Controller, NoProgressError, StopRequested
 from relax.services.directory import RunDirectory
@@ -39,6 +40,7 @@ from relax.services.sample_file import SampleFiles
 from relax.services.site import Control, Hooks, Hub, Site
 from relax.services.snapshot import KEPT, Snapshots, StageCursor
 from relax.services.stage import run_stage
+from relax.services.stage_progress import StageProgress
 from relax.services.stall import watch
 from relax.services.status_file import StatusFile
 from relax.services.summary import write_summary
@@ -49,15 +51,6 @@ _report = logging.getLogger(__name__)
 
 EVENTS_KEPT = 200
 """Events that stay in memory for the report of a stall; everything else has listened to them."""
-
-
-@dataclass(slots=True)
-class StageProgress:
-    """Where the run is: the steps of the stage under way, and the seconds spent in each."""
-
-    first: int = 0
-    end: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Run:
@@ -86,7 +79,8 @@ class Run:
         self._recovered: RecoveredStage | None = None
         self._resume = resume
         self._incarnation = 0
-        self._is_built = self._stopping = self.is_over = False
+        self._beginning = Beginning()
+        self._is_built = self.is_over = False
         self._progress = StageProgress()
         self._checkpoint: asyncio.Future[int] | None = None
         self._is_between = True
@@ -104,14 +98,14 @@ class Run:
             stack.callback(self._close_journal)
             # First to go: who calls from outside finds everything open, or nobody.
             stack.push_async_callback(self._site.close)
-            await self._build()
-            self._is_built = True
-            if self._stopping:
-                await self._controller.request_stop()
-            stack.enter_context(calm_collector())
-            stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
             try:
+                await self._beginning.run(self._build())
+                self._is_built = True
+                stack.enter_context(calm_collector())
+                stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
                 ended = await self._run()
+            except StopRequested:  # before it was built
+                ended = True
             except UserError as error:
                 self._hub.notice("failure", f"{self._config.run.name}: {error}")
                 raise
@@ -138,7 +132,8 @@ class Run:
                 await self._settle_evaluation()
             except StopRequested:
                 is_stopped = True
-                await self._snapshots.checkpoint()
+                if self.has_begun:
+                    await self._snapshots.checkpoint()
             except NoProgressError as error:
                 failure = error
                 await self._snapshots.checkpoint()
@@ -146,11 +141,16 @@ class Run:
             raise failure
         return is_stopped
 
-    async def stop(self) -> None:
-        """Ask the run to stop at the next safe point; it then checkpoints and ends. May be asked before it executes."""
-        self._stopping = True
+    async def stop(self) -> bool:
+        """Ask the run to stop at the next safe point, where it checkpoints and ends; at once when it has not begun. Always True."""
+        self._beginning.stop()
         if self._is_built:
             await self._controller.request_stop()
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        return self._beginning.is_over
 
     # --- what may be asked while it goes on ---
 
@@ -334,7 +334,11 @@ class Run:
             seconds[node.name] = seconds.get(node.name, 0.0) + time.monotonic() - began
 
     async def _begin_stage(self, index: int, start: int) -> None:
-        """Optimizer and weights, and the first version of this process."""
+        """Optimizer and weights, and the first version of this process; then a step may begin."""
+        await self._beginning.run(self._prepare_stage(index, start))
+        self._beginning.is_over = True
+
+    async def _prepare_stage(self, index: int, start: int) -> None:
         state, trainer = self._state, self._site.trainer
         if state is not None:
             await trainer.load(state.stage, self._folder)

@@ -30,6 +30,7 @@ class Run:
         self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
         self._stop = asyncio.Event()
         self.is_over = False
+        self.has_begun = True
 
     async def execute(self) -> dict[str, Json]:
         behaviour = os.environ.get("FAKE_RUN", "finish")
@@ -67,8 +68,9 @@ class Run:
         self._checkpoint(HALF)
         return self._tell(HALF)
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         self._stop.set()
+        return True
 
     def _tell(self, steps: int) -> dict[str, Json]:
         for step in range(steps):

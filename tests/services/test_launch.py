@@ -22,13 +22,15 @@ from relax.services.directory import FolderLostError, RunDirectory
 
 
 class Fake:
-    """Sends itself `signals` once it runs, then behaves as told: `stops`, `ignores` a stop, is `over` and closes, or `ends` anyway."""
+    """Sends itself `signals` once it runs, then behaves as told: `stops`, `ignores` a stop, is `over` and closes, `ends` anyway, or
+    still `starts` and has nothing to save."""
 
     def __init__(self, behaviour: str, *signals: int) -> None:
         self._behaviour, self._signals = behaviour, signals
         self._stop = asyncio.Event()
         self.cleaned = False
         self.is_over = behaviour == "over"
+        self.has_begun = behaviour != "starts"
 
     async def execute(self) -> dict[str, object]:
         try:
@@ -40,7 +42,7 @@ class Fake:
                 assert not self._stop.is_set()
             if self._behaviour == "raises":
                 raise RelaxError("what went wrong")
-            if self._behaviour == "ignores":
+            if self._behaviour in ("ignores", "starts"):
                 await asyncio.Event().wait()
             if self._behaviour == "stops":
                 await self._stop.wait()
@@ -48,8 +50,9 @@ class Fake:
         finally:
             self.cleaned = True
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         self._stop.set()
+        return self._behaviour != "starts"
 
 
 def launched(fake: Fake, grace_s: float = 30.0) -> tuple[Outcome, list[str], list[int]]:
@@ -89,6 +92,26 @@ def test_rule_rr6_a_signal_stops_the_run_where_it_is_safe(number: int) -> None:
     assert "within 30 s" in said[0]
     assert "Ctrl-C again" in said[0]
     assert ended == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rule_rr6_a_run_that_has_not_begun_ends_at_once_and_promises_no_checkpoint(number: int) -> None:
+    fake = Fake("starts", number)
+    outcome, said, ended = launched(fake, grace_s=3600.0)
+    assert outcome == Outcome(None, number, has_begun=False)
+    assert fake.cleaned
+    assert said == [
+        "stopping: nothing was trained since this start, so there is nothing to save; press Ctrl-C again to end at once"
+    ]
+    assert ended == []
+
+
+def test_rule_rr6_a_run_of_which_nobody_is_there_who_could_save_it_ends_at_once_and_says_so() -> None:
+    fake = Fake("starts", signal.SIGTERM)
+    fake.has_begun = True
+    outcome, said, _ = launched(fake, grace_s=3600.0)
+    assert outcome == Outcome(None, signal.SIGTERM)
+    assert said[1:] == ["nobody is there who could write a checkpoint; ending without a new one"]
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.01])

@@ -1,8 +1,10 @@
-"""A remote run that is asked to stop when it is over already (RR6). What its processes do is made up: it has none."""
+"""A remote run that is asked to stop before it has begun, or when it is over already (RR6). What its processes do is made up: it has
+none."""
 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +16,14 @@ import pytest
 from relax.core.error import RelaxError
 from relax.core.message import Json
 from relax.runtime.host import HostError
-from relax.runtime.supervisor import Report
+from relax.runtime.liveness import Beat
+from relax.runtime.supervision import HostView
+from relax.runtime.supervisor import Phase, Report
 from relax.services.cli.launch import Interruption, Outcome, launch
 from relax.services.cli.logbook import logbook
 from relax.services.directory import RunDirectory
 from relax.services.monitors.hub import MonitorHub
+from relax.services.remote import launch as module
 from relax.services.remote.feed import Feed
 from relax.services.remote.launch import RemoteRun
 from relax.services.remote.role import roles_of
@@ -29,9 +34,11 @@ SUMMARY: dict[str, Json] = {"steps": 8}
 
 class Hosts:
     """`Supervision` of hosts that nobody reaches. A SIGTERM comes `when` the controller has ended but nobody has seen it, or at the
-    `close`, which takes `close_s`. The controller's result is `result`, or it is given up."""
+    `close`, which takes `close_s`; or in the `build`, or in a phase of the controller, neither of which ends. The controller's result
+    is `result`, or it is given up."""
 
     home = None
+    closed = False
 
     def __init__(self, when: str, result: dict[str, Json] | None = SUMMARY, close_s: float = 0.05) -> None:
         self._when, self._result, self._close_s = when, result, close_s
@@ -39,19 +46,27 @@ class Hosts:
     @asynccontextmanager
     async def build(self, *_: Any, **__: Any) -> AsyncIterator["Hosts"]:
         try:
+            if self._when == "build":
+                await self._signal("build")
+                await asyncio.Event().wait()
             yield self
         finally:
             await self._signal("close")
             await asyncio.sleep(self._close_s)
+            self.closed = True
 
     def want(self, hosts: Any) -> None:
         pass
 
-    def view(self) -> list[Any]:
-        return []
+    def view(self) -> list[HostView]:
+        phase = Phase(self._when) if self._when in list(Phase) else Phase.ready
+        return [HostView("controller", ("controller",), phase, 1, 7, "", Beat(), 0.0, 0, "", "", {})]
 
     async def until_finished(self, name: str) -> dict[str, Json]:
         await self._signal("unseen")
+        if self._when in list(Phase):
+            await self._signal(self._when)
+            await asyncio.Event().wait()
         if self._result is None:
             raise HostError("controller failed 3 times")
         return self._result
@@ -62,11 +77,13 @@ class Hosts:
             await asyncio.sleep(0.05)
 
 
-def launched(folder: Path, hosts: Hosts, grace_s: float = 30.0) -> tuple[Outcome, list[str]]:
+def launched(folder: Path, hosts: Hosts, grace_s: float = 30.0, begun: int = 1) -> tuple[Outcome, list[str]]:
+    """`begun`: the incarnation of the controller that said last that it trains."""
     config = tiny_config(folder, runtime={"type": "ray"})
     said: list[str] = []
     with RunDirectory(folder / "tiny") as directory:
         run = RemoteRun(config, directory, MonitorHub([]), roles_of(config), build=hosts.build)  # type: ignore[arg-type]
+        run._begun = begun
         with Interruption(
             grace_s, said.append, lambda code, why: said.append(f"ended with {code}: {why}")
         ) as interruption:
@@ -81,6 +98,29 @@ def test_rule_rr6_a_run_that_is_over_when_it_is_asked_to_stop_is_finished(tmp_pa
     assert len(said) == 1
     # Nobody has seen yet that the controller has ended; once it was seen there is nothing to stop.
     assert ("stopping at the next safe point" if when == "unseen" else "the run is over and closes") in said[0]
+
+
+@pytest.mark.parametrize("when", ["build", "pending", "starting", "ready"])
+def test_rule_rr6_a_run_that_has_not_begun_ends_at_once_wherever_it_is(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Ray is up, before its controller is, and while that one is there and does not answer: its loop imports."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    hosts = Hosts(when)
+    began_s = time.monotonic()
+    outcome, said = launched(tmp_path, hosts, grace_s=3600.0, begun=0)
+    assert time.monotonic() - began_s < 30.0
+    assert outcome == Outcome(None, signal.SIGTERM, has_begun=False)
+    assert len(said) == 1
+    assert "nothing was trained since this start" in said[0]
+    assert hosts.closed
+
+
+def test_rule_rr6_a_run_whose_controller_is_gone_does_not_wait_for_the_next_one_to_end(tmp_path: Path) -> None:
+    """It would recover what is on the disk, and write that again."""
+    outcome, said = launched(tmp_path, Hosts("starting"), grace_s=3600.0)
+    assert outcome == Outcome(None, signal.SIGTERM)
+    assert said[1:] == ["nobody is there who could write a checkpoint; ending without a new one"]
 
 
 def test_rule_rr6_a_run_that_is_over_is_finished_even_when_its_end_takes_longer_than_the_grace_time(

@@ -43,7 +43,14 @@ class Runnable(Protocol):
 
     async def execute(self) -> dict[str, Json]: ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> bool:
+        """False: nobody is there who could save anything, or has anything to save, so it need not be waited for."""
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """Something is trained, or was, since this start: else there is nothing that a checkpoint could save."""
+        ...
 
     @property
     def is_over(self) -> bool:
@@ -53,10 +60,11 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`summary` is None when the run was cancelled; `signal` is the first one received."""
+    """`summary` is None when the run was cancelled; `signal` is the first one received; `has_begun`: see `Runnable`."""
 
     summary: dict[str, Json] | None
     signal: int | None
+    has_begun: bool = True
 
 
 class Interruption:
@@ -138,9 +146,10 @@ class Interruption:
             return
         if self._stop_run is not None:
             self._stop_run()
-        self._say(
-            f"stopping at the next safe point, with a checkpoint, within {self._grace_s:g} s; press Ctrl-C again to end at once"
-        )
+        how = "stopping: nothing was trained since this start, so there is nothing to save"
+        if self._run is not None and self._run.has_begun:
+            how = f"stopping at the next safe point, with a checkpoint, within {self._grace_s:g} s"
+        self._say(f"{how}; press Ctrl-C again to end at once")
 
     def _say(self, line: str) -> None:
         """Never raises. A handler may have interrupted a print, and the stream then refuses a second one."""
@@ -153,8 +162,10 @@ class Interruption:
     async def _stop(self, run: Runnable, task: "asyncio.Task[Any]") -> None:
         try:
             async with asyncio.timeout(self._grace_s):
-                await run.stop()
-                await asyncio.wait({task})
+                if await run.stop():
+                    await asyncio.wait({task})
+                elif run.has_begun:
+                    self._say("nobody is there who could write a checkpoint; ending without a new one")
         except TimeoutError:
             self._say(f"no safe point within run.grace_s ({self._grace_s:g} s); ending without a new checkpoint")
         except Exception as error:
@@ -212,7 +223,7 @@ async def _supervise(run: Runnable, interruption: Interruption, check: Callable[
             raise
         finally:
             watch.cancel()
-    return Outcome(summary, interruption.signal)
+    return Outcome(summary, interruption.signal, run.has_begun)
 
 
 async def _watch(check: Callable[[], None], run: "asyncio.Task[Any]") -> None:

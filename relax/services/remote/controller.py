@@ -67,24 +67,26 @@ class ControllerProcess:
         self._site: RemoteSite | None = None
         self._attempts = self._stuck = 0
         self._newest: Path | None = None
-        self._stopping = False
+        self._stopping = self._had_begun = False
         self._control = RunControl(self._config, self._directory, self._find, spec.incarnation << 20)
 
     # --- what the launcher calls ---
 
-    async def stop(self) -> None:
-        """Ask the run to stop at the next safe point."""
+    async def stop(self) -> bool:
+        """Ask the run to stop at the next safe point, or at once when it has not begun; returns whether it has."""
         self._stopping = True
         if self._run is not None:
             await self._run.stop()
+        return self._has_begun
 
     async def saw(
         self, views: Sequence[Mapping[str, Json]], was_paused: bool, attached: Mapping[str, Mapping[str, Json]]
-    ) -> None:
-        """See `RunControl.saw`. What a dead process had on a device is free."""
+    ) -> bool:
+        """See `RunControl.saw`. What a dead process had on a device is free. Returns whether the run has begun to train."""
         self._turns.saw(first_living(views))
         await self._control.saw(list(views), was_paused, attached)
         self._pulse.waits("`relax resume`" if self._control.is_paused else "events")
+        return self._has_begun
 
     async def orders(self, after: int) -> Orders:
         """What the launcher is to do; see `RunControl.fetch`."""
@@ -97,6 +99,11 @@ class ControllerProcess:
         if self._run is None or self._site is None or not self._site.is_open:
             return None
         return self._run, self._site
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether something is trained in this process, or was: in an earlier attempt."""
+        return self._had_begun or (self._run is not None and self._run.has_begun)
 
     def _incarnation(self, host: str) -> int | None:
         """Of the process that came last, as far as the attempt under way knows."""
@@ -128,6 +135,7 @@ class ControllerProcess:
                 _report.warning("%s; the run goes on from its newest snapshot", error)
                 self._check_progress(error)
             finally:
+                self._had_begun = self._has_begun
                 self._run = self._site = None
                 await self._server.close()  # every role connects again, and says what it holds
             self._attempts += 1

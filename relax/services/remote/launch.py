@@ -18,7 +18,7 @@ from relax.runtime.config import RayConfig
 from relax.runtime.host import Home, HostError, HostSpec
 from relax.runtime.place import RunPlace, run_id_of
 from relax.runtime.supervision import HostView, Supervision
-from relax.runtime.supervisor import GiveUp, Report
+from relax.runtime.supervisor import GiveUp, Phase, Report
 from relax.runtime.table import RUNTIMES
 from relax.runtime.task import TaskSet
 from relax.runtime.wire_client import LinkError, WireClient
@@ -32,6 +32,10 @@ from relax.services.remote.reach import Meeting, clear_weights, meeting
 
 _report = logging.getLogger(__name__)
 
+ANSWER_S = 3.0
+"""What a controller that has not begun may take to hear of a stop, before the run ends without it."""
+OVER = (Phase.finished, Phase.stopped, Phase.given_up)
+"""Phases of a controller after which the run ends by itself."""
 ROLES_S = 1.0
 """Seconds between two looks at the hosts that are passed on to the controller."""
 
@@ -64,6 +68,8 @@ class RemoteRun:
         self._replicas: dict[str, tuple[str, ...]] = {}
         self._attached: dict[str, Mapping[str, Json]] = {}
         self._stopping = self._paused = self.is_over = False
+        self._begun = 0
+        """The incarnation of the controller that was the last to say that something is trained."""
         self._summary: dict[str, Json] | None = None
 
     async def execute(self) -> dict[str, Json]:
@@ -101,19 +107,37 @@ class RemoteRun:
                 return await self._outcome(hosts)
         raise AssertionError("the block above returns or raises")
 
-    async def stop(self) -> None:
-        """Ask the run to stop at the next safe point; it then checkpoints and ends. Before anything has started it is remembered.
+    @property
+    def has_begun(self) -> bool:
+        """Something is trained, or was, since this start."""
+        return self._begun > 0
 
-        A run that is over, and only has its processes to end, goes on with that.
+    async def stop(self) -> bool:
+        """Ask the run to stop at the next safe point; it then checkpoints and ends. A run that is over goes on with ending its processes.
+
+        False when nobody is there who could save anything, or has anything to save: then it need not be waited for.
         """
         self._stopping = True
         if self._client is None or self.is_over:
-            return
+            return self.is_over
+        controller = self._controller()
+        if controller is None or controller.phase not in (Phase.ready, Phase.probing):
+            return controller is not None and controller.phase in OVER
+        incarnation = controller.incarnation
         try:
-            await self._client.call("control", "stop")
+            async with asyncio.timeout(None if self._begun == incarnation else ANSWER_S):
+                if await self._client.call("control", "stop"):
+                    self._begun = incarnation
+        except TimeoutError:
+            return False
         except LinkError:
             if not self.is_over:  # else the controller was gone, and who waited for another one has closed the client
                 raise
+        return True
+
+    def _controller(self) -> HostView | None:
+        assert self._supervision is not None
+        return next((view for view in self._supervision.view() if view.name == CONTROLLER), None)
 
     async def _outcome(self, hosts: Supervision) -> dict[str, Json]:
         try:
@@ -135,8 +159,8 @@ class RemoteRun:
             return
         with suppress(TimeoutError, RelaxError):
             async with asyncio.timeout(self._config.run.grace_s):
-                await self.stop()
-                await hosts.until_gone(CONTROLLER)
+                if await self.stop():
+                    await hosts.until_gone(CONTROLLER)
 
     # --- hosts ---
 
@@ -225,7 +249,8 @@ class RemoteRun:
         """How every host fares, and what a controller that was started since cannot know: what was asked of an earlier one."""
         assert self._supervision is not None
         views = [_view(view) for view in self._supervision.view()]
-        await client.call("control", "saw", views, self._paused, self._attached)
+        if await client.call("control", "saw", views, self._paused, self._attached):
+            self._begun = max([self._begun, *(view["incarnation"] for view in views if view["host"] == CONTROLLER)])
         if self._stopping:
             await client.call("control", "stop")
 
