@@ -43,11 +43,13 @@ class StepHooks:
 
     `before_step` is told the number of the version and cuts its snapshot: a state of the moment between two steps. It returns whether
     the next step may begin before this version is out. `covered` returns when the snapshot is complete, and only then does the version
-    go out (WS1). `after_step` is all else that is due: ledger, checkpoint, evaluation.
+    go out (WS1). `evaluated` returns when its evaluation is under way, or over where the next step waits; `after_step` is all else
+    that is due: checkpoint, ledger.
     """
 
     before_step: Callable[[int], Awaitable[bool]]
     covered: Callable[[], Awaitable[None]]
+    evaluated: Callable[[Version], Awaitable[None]]
     after_step: Callable[[Version], Awaitable[None]]
 
 
@@ -98,6 +100,7 @@ class Publisher:
         else:
             await self._store.publish_alias(self.version)
             self._notify()
+        await hooks.evaluated(self.version)
         await hooks.after_step(self.version)
 
     async def _publish(self, probe: Probe) -> Manifest:

@@ -215,7 +215,7 @@ class Run:
         self._controller = Controller(gate, register, settles_at_once=self._journal is None)
         self._snapshots = self._make_snapshots()
         self._status = StatusFile(self._directory, self._controller, self._site, lambda: self._progress.end)
-        steps = StepHooks(self._before_step, self._snapshots.complete, self._after_step)
+        steps = StepHooks(self._before_step, self._snapshots.complete, self._evaluated, self._after_step)
         hooks = Hooks(steps, lambda: self._log.last_number, self._evaluations.report)
         await self._site.open(hooks)
         if self._resume:
@@ -357,14 +357,17 @@ class Run:
 
     # --- after each step ---
 
+    async def _evaluated(self, version: Version) -> None:
+        self._projection.measure(version.number - 1, await self._site.gauge.measure())
+        await self._evaluate(version)
+        if self._is_between:
+            await self._settle_evaluation()
+
     async def _after_step(self, version: Version) -> None:
         step = version.number
-        self._projection.measure(step - 1, await self._site.gauge.measure())
-        await self._evaluate(version)
         asked: asyncio.Future[int] | None = None
         if self._is_between:
             asked, self._checkpoint = self._checkpoint, None
-            await self._settle_evaluation()
             await self._snapshots.checkpoint()
         if asked is not None and not asked.done():
             asked.set_result(step)

@@ -97,7 +97,7 @@ class ServiceRun:
             self.compute,
             [self.fleet],
             self._probe(),
-            StepHooks(self._before_step, self.snapshots.complete, self._after_step),
+            StepHooks(self._before_step, self.snapshots.complete, lambda _: self.projection.flush(), self._after_step),
             incarnation,
         )
         self.source = Prompts(scenario.seed, scenario.task.bad_reference)
@@ -305,7 +305,6 @@ class ServiceRun:
             raise Violation("ST7", f"step {self.controller.gate.step} published {version}, newest {self.store.latest}")
         if self.bus is not None:
             check_space(await self.bus.status())
-        await self.projection.flush()
 
     # --- troubles ----------------------------------------------------------------------------------------------------
 

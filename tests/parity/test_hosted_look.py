@@ -12,6 +12,7 @@ from relax.services import run as run_module
 from relax.services import summary
 from relax.services.directory import RunDirectory
 from relax.services.remote.launch import RemoteRun
+from relax.services.snapshot import Snapshots
 from relax.services.status import read_status
 from tests.e2e.tiny import Watcher, run_root, tiny_config
 from tests.parity.inside import Inside, play
@@ -46,6 +47,32 @@ async def test_the_roles_of_a_paused_run_wait_and_say_for_what(tmp_path: Path) -
 
     await ended(play(config, Inside(), hub, during=pause))
     assert told == PAUSED
+
+
+async def test_a_trainer_says_what_it_waits_for_between_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, go, told = Snapshots.checkpoint, asyncio.Event(), set[str]()
+
+    async def held(self: Snapshots) -> None:
+        await go.wait()
+        await checkpoint(self)
+
+    monkeypatch.setattr(Snapshots, "checkpoint", held)
+    config = tiny_config(tmp_path, runtime=RAY, stages=rl(2000), training={"checkpoint": {"every": 2, "keep_last": 2}})
+
+    async def look(run: RemoteRun, inside: Inside) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                while "the checkpoint" not in told:
+                    await asyncio.sleep(0.1)
+                    rows = read_status(config, RunDirectory(run_root(config))).roles
+                    told.update(row.waits_for for row in rows if row.name == "trainer")
+        go.set()
+        await run.stop()
+
+    await ended(play(config, Inside(), during=look))
+    assert "the checkpoint" in told
 
 
 async def test_rule_rr5_every_role_of_a_run_that_goes_on_makes_progress(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from relax.core.version import Version
 from relax.runtime.liveness import RolePulse
 from relax.services.access import Taken
-from relax.services.remote.occupation import AskedController, CountedCalls, Occupation
+from relax.services.remote.occupation import AskedController, CountedCalls, Occupation, Publication
 
 
 def said(pulse: RolePulse) -> str:
@@ -93,4 +94,76 @@ async def test_the_trainer_waits_while_it_asks_for_groups() -> None:
     assert said(pulse) == "waiting for groups"
     go.set()
     assert await taking == Taken(3, None)
+    assert said(pulse) == "busy with stage rl"
+
+
+class Around:
+    """What is due around a version; each part ends when it is let go."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self._goes_on = goes_on
+        self.gates = {name: asyncio.Event() for name in ("covered", "evaluated", "after_step")}
+
+    async def before_step(self, step: int) -> bool:
+        return self._goes_on
+
+    async def covered(self) -> None:
+        await self.gates["covered"].wait()
+
+    async def evaluated(self, version: Version) -> None:
+        await self.gates["evaluated"].wait()
+
+    async def after_step(self, version: Version) -> None:
+        await self.gates["after_step"].wait()
+
+
+async def go_out(hooks: Any) -> None:
+    """As the publisher does it."""
+    await hooks.covered()
+    await hooks.evaluated(Version(0, 1))
+    await hooks.after_step(Version(0, 1))
+
+
+def publication(goes_on: bool) -> tuple[RolePulse, Publication, Around]:
+    pulse, around = RolePulse(), Around(goes_on)
+    found = Publication(pulse)
+    found.work = "with stage rl"
+    pulse.busy(found.work)
+    return pulse, found, around
+
+
+async def test_the_trainer_says_what_it_waits_for_between_two_steps() -> None:
+    pulse, publication_, around = publication(goes_on=False)
+    hooks = publication_.told(around)
+    assert await hooks.before_step(1) is False
+    going, seen = asyncio.create_task(go_out(hooks)), list[str]()
+    for gate in around.gates.values():
+        await asyncio.sleep(0.01)
+        seen.append(said(pulse))
+        gate.set()
+    await going
+    assert seen == ["waiting for the snapshot", "waiting for evaluations", "waiting for the checkpoint"]
+    assert said(pulse) == "busy with stage rl"
+
+
+async def test_a_version_that_goes_out_beside_the_next_step_is_told_only_while_that_one_waits_for_it() -> None:
+    pulse, publication_, around = publication(goes_on=True)
+    hooks = publication_.told(around)
+    assert await hooks.before_step(1) is True
+    going = asyncio.create_task(go_out(hooks))
+    await asyncio.sleep(0.01)
+    assert said(pulse) == "busy with stage rl"
+    pulse.waits("groups")
+    around.gates["covered"].set()
+    await asyncio.sleep(0.01)
+    assert said(pulse) == "waiting for groups"
+    pulse.busy("with stage rl")
+    with publication_.waiting():
+        assert said(pulse) == "waiting for evaluations"
+        around.gates["evaluated"].set()
+        await asyncio.sleep(0.01)
+        assert said(pulse) == "waiting for the ledger"
+        around.gates["after_step"].set()
+        await going
+        assert said(pulse) == "busy with stage rl"
     assert said(pulse) == "busy with stage rl"

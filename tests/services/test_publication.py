@@ -1,7 +1,8 @@
 """A version goes out beside the next step: what waits for what, and what a failure leads to (WS1, ST7)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class World:
         default_factory=lambda: {number: asyncio.Event() for number in range(1, STEPS + 1)}
     )
 
+    waits: bool = False
+
     def __post_init__(self) -> None:
         self.algorithm = build("grpo", group_size=2)
         self.backend = Backend(self.events)
@@ -68,7 +71,18 @@ class World:
     def trainer(self, **settings: Any) -> Trainer:
         chosen = TrainerSettings(1, max_staleness=STEPS, **settings)
         world: Any = self
-        return Trainer(world, world, world.backend, Inline(), self.algorithm, chosen, self.publish, self.dump)
+        return Trainer(
+            *(world, world, world.backend, Inline(), self.algorithm, chosen, self.publish, self.dump),
+            waiting=self.waiting,
+        )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
     async def take(self, holder: str) -> Taken:
         error = self.ends(self.step)
@@ -121,6 +135,7 @@ async def test_rule_ws1_the_next_step_trains_while_a_version_goes_out_and_its_op
     await settled()
     assert sorted(world.events[-3:]) == ["begin 1", "forward", "take 1"]
     assert world.events.count("optimizer") == 1
+    assert world.waits
     world.gates[1].set()
     await settled()
     assert world.events.index("out 1") < len(world.events) - world.events[::-1].index("optimizer") - 1
@@ -131,6 +146,7 @@ async def test_rule_ws1_the_next_step_trains_while_a_version_goes_out_and_its_op
     world.gates[3].set()
     await run
     assert world.events[-1] == "out 3"
+    assert not world.waits
 
 
 @pytest.mark.parametrize("how", ["told to wait", "shared device"])
@@ -191,7 +207,7 @@ class Published:
 
     def __post_init__(self) -> None:
         self.store = WeightStore(keep=2)
-        hooks = StepHooks(self._before_step, self._covered, self._after_step)
+        hooks = StepHooks(self._before_step, self._covered, self._evaluated, self._after_step)
         probe = ProbeSource(frozen(np.array([1, 2, 3], dtype=np.int32)), 1e-4, 1.0)
         self.backend = plain_backend()
         self.publisher = Publisher(self.store, self.backend, Inline(), [], probe, hooks)
@@ -203,6 +219,10 @@ class Published:
     async def _covered(self) -> None:
         await self.covered.wait()
         self.events.append("covered")
+
+    async def _evaluated(self, version: Version) -> None:
+        assert self.store.latest == version
+        self.events.append(f"evaluated {version.number}")
 
     async def _after_step(self, version: Version) -> None:
         assert self.store.latest == version
@@ -226,7 +246,7 @@ async def test_rule_ws1_a_version_goes_out_when_its_snapshot_is_complete_whoever
         assert (world.store.latest, world.publisher.version) == (Version(0, 0), Version(0, 0))
         world.covered.set()
         await (rest or call)
-        assert world.events == ["cut 1", "covered", "after 1"]
+        assert world.events == ["cut 1", "covered", "evaluated 1", "after 1"]
         assert world.store.latest == Version(0, 1)
 
 

@@ -33,7 +33,7 @@ def desk(
     catalog: CatalogService, evaluated: Callable[[EvaluationResult], Awaitable[None]] | None = None
 ) -> RemoteEvaluation:
     return RemoteEvaluation(
-        catalog, Hooks(StepHooks(nothing, nothing, nothing), lambda: 1, evaluated or nothing), Desk()
+        catalog, Hooks(StepHooks(nothing, nothing, nothing, nothing), lambda: 1, evaluated or nothing), Desk()
     )
 
 

@@ -29,6 +29,7 @@ async def process() -> ControllerProcess:
     process = object.__new__(ControllerProcess)
     desk = Desk()
     process._site = SimpleNamespace(desk=desk)  # type: ignore[assignment]
+    process._run, process._had_begun = None, False
     process._control, process._pulse = Control(), RolePulse()  # type: ignore[assignment]
     process._turns = TurnDesk(DeviceTurns(LoopClock()), process._incarnation)
     for host in ("trainer", "engine-1"):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from relax.services.cli.roles import role_table
-from relax.services.cli.status import status_table
+from relax.services.cli.status import fitted, status_table
 from relax.services.directory import RunDirectory
 from relax.services.role_status import RoleStatus, read_roles
 from relax.services.status import read_status
@@ -132,3 +133,53 @@ def test_status_has_the_roles_of_a_run_under_way(tmp_path: Path) -> None:
     over = read_status(config, directory)
     assert over.roles == ()
     assert "beat" not in shown(status_table(over))
+
+
+METRICS = {
+    "reward/mean": 0.61,
+    "staleness/max": 1.0,
+    "rollout/tokens_per_second": 4785.0,
+    "idle/trainer": 0.3,
+    "idle/engine-0": 0.1,
+}
+
+
+def dozen(restarts: int = 0) -> tuple[RoleStatus, ...]:
+    """Twelve roles, the newest of which fails; `restarts` is how many of the others were restarted."""
+    error = "its process 485 ended: killed by signal 9 (SIGKILL), and this sentence is longer than a line is wide"
+    names = [*(f"engine-{number}" for number in range(4)), *(f"reward-{number}" for number in range(4))]
+    names += ["controller", "trainer", "rollout"]
+    working = [
+        RoleStatus(name, "waiting", "stage warm-up to end", 12, beat_age_s=0.5, **trouble)  # type: ignore[arg-type]
+        for index, name in enumerate(names)
+        for trouble in [{"restarts": 2, "error": error} if index < restarts else {}]
+    ]
+    return (*working, RoleStatus("judge", "failed", restarts=5, beat_age_s=200.0, error=error))
+
+
+def fitted_lines(tmp_path: Path, roles: tuple[RoleStatus, ...], height: int) -> list[str]:
+    config = story_config(tmp_path)
+    directory = story_directory(config)
+    directory.write_json(directory.status, {"step": 31, "roles": [role.to_json() for role in roles]})
+    with RunDirectory(directory.root):
+        status = replace(read_status(config, directory), metrics=METRICS, snapshot="snapshots/step-000031")
+    console = Console(file=io.StringIO(), width=80, height=height, force_terminal=False)
+    console.print(fitted(status, console))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(("restarts", "height"), [(0, 24), (1, 24), (11, 24), (11, 30), (3, 12), (3, 60)])
+def test_what_is_watched_fits_into_the_terminal_and_keeps_what_matters(
+    tmp_path: Path, restarts: int, height: int
+) -> None:
+    lines = fitted_lines(tmp_path, dozen(restarts), height)
+    text = "\n".join(lines)
+    assert len(lines) <= height - 1
+    assert max(map(len, lines)) <= 80
+    assert "31 of" in text
+    assert [line for line in lines if line.startswith("judge  ") and "failed" in line]
+    assert "failed: judge" in text or "judge: failed, restarted 5 times" in text
+    if height >= 24:
+        assert all([line for line in lines if line.startswith(role.name)] for role in dozen())
+    assert ("there is more" in text) == (height < 60)
+    assert ("sampled tokens/s" in text) == (height >= 30)

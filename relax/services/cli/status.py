@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -15,12 +15,16 @@ from rich.text import Text
 from relax.config.tree import RunConfig
 from relax.core.error import UserError
 from relax.services.cli.argument import open_run
-from relax.services.cli.roles import role_table
+from relax.services.cli.roles import role_table, short_role_table
 from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
 from relax.services.status import RunStatus, read_status
 
 WATCH_S = 2.0
+MINOR = ("sampled tokens/s", "idle", "not trained", "snapshot", "staleness max", "groups", "quarantined")
+"""Facts that give way to the roles where a terminal has too few lines, in this order."""
+TROUBLED = 3
+"""Lines on processes that failed or were restarted that go before those facts."""
 
 
 def status_command(
@@ -45,13 +49,13 @@ def status_command(
 
 
 def _watch(config: RunConfig, directory: RunDirectory) -> None:
-    status = read_status(config, directory)
-    with Live(status_table(status), console=output(), auto_refresh=False) as live:
+    status, console = read_status(config, directory), output()
+    with Live(fitted(status, console), console=console, auto_refresh=False) as live:
         try:
             while status.state == "running":
                 time.sleep(WATCH_S)  # another process writes the files, and nothing tells this one when
                 status = read_status(config, directory)
-                live.update(status_table(status), refresh=True)
+                live.update(fitted(status, console), refresh=True)
         except KeyboardInterrupt:
             return
 
@@ -65,6 +69,28 @@ def status_table(status: RunStatus) -> RenderableType:
         grid.add_row(name, Text(value))
     parts: list[RenderableType] = [Text(f"{status.run} ({status.directory})", style="bold"), grid]
     return Group(*parts, Text(), role_table(status.roles)) if status.roles else Group(*parts)
+
+
+def fitted(status: RunStatus, console: Console) -> RenderableType:
+    """All of it where the terminal has the lines. Else what matters: where the run stands, what every role does, what failed, a line
+    for each; and that there is more."""
+    whole, room = status_table(status), console.height - 1
+    if len(console.render_lines(whole)) <= room:
+        return whole
+    facts = {name: value.partition("\n")[0] for name, value in _facts(status).items()}
+    troubled = sum(bool(role.restarts or role.error) for role in status.roles)
+    wanted = len(status.roles) + 2 + (1 + min(troubled, TROUBLED) if troubled else 0)
+    for name in MINOR:
+        if 2 + len(facts) + wanted > room:  # the title and the last line
+            facts.pop(name, None)
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="bold", no_wrap=True), Text(value, no_wrap=True, overflow="ellipsis"))
+    title = Text(f"{status.run} ({status.directory})", style="bold", no_wrap=True, overflow="ellipsis")
+    parts: list[RenderableType] = [title, grid]
+    if status.roles:
+        parts += [Text(), short_role_table(status.roles, max(2, room - len(facts) - 3))]
+    return Group(*parts, Text("there is more: relax status without --watch", style="dim", no_wrap=True))
 
 
 def _facts(status: RunStatus) -> dict[str, str]:

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from relax.core.id import GroupId
+from relax.core.version import Version
 from relax.runtime.liveness import RolePulse
 from relax.services.access import ControllerAccess, StepOutcome, Taken
 from relax.services.account import EndState
+from relax.services.publisher import StepHooks
 
 
 class Occupation:
@@ -91,3 +93,66 @@ class AskedController:
 
     async def applied(self, outcome: StepOutcome) -> int:
         return await self._controller.applied(outcome)
+
+
+class Publication:
+    """What the trainer waits for while a version goes out. It is said only while it does wait: the next step may go on meanwhile."""
+
+    def __init__(self, pulse: RolePulse) -> None:
+        self.work = ""
+        """What it is busy with otherwise."""
+        self._pulse = pulse
+        self._is_between = self._is_held = False
+        self._awaited = ""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside the block a step that went on waits until the version is out."""
+        self._is_held = True
+        self._tell()
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self._pulse.busy(self.work)
+
+    def told(self, hooks: Any) -> StepHooks:
+        """`hooks`, which are the controller's, each with its name."""
+
+        async def before_step(step: int) -> bool:
+            goes_on: bool = await hooks.before_step(step)
+            self._is_between = not goes_on
+            return goes_on
+
+        async def covered() -> None:
+            with self._part("the snapshot"):
+                await hooks.covered()
+
+        async def evaluated(version: Version) -> None:
+            with self._part("evaluations"):
+                await hooks.evaluated(version)
+
+        async def after_step(version: Version) -> None:
+            with self._part("the checkpoint" if self._is_between else "the ledger"):
+                await hooks.after_step(version)
+
+        return StepHooks(before_step, covered, evaluated, after_step)
+
+    @contextmanager
+    def _part(self, awaited: str) -> Iterator[None]:
+        self._awaited = awaited
+        self._tell()
+        try:
+            yield
+        finally:
+            self._awaited = ""
+            self._tell()
+
+    def _tell(self) -> None:
+        """Between two parts it publishes. While it does not wait, it says itself what it does."""
+        if not (self._is_between or self._is_held):
+            return
+        if self._awaited:
+            self._pulse.waits(self._awaited)
+        else:
+            self._pulse.busy(self.work)

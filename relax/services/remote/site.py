@@ -56,8 +56,11 @@ class RunHooks:
     async def covered(self) -> None:
         await self.hooks.covered()
 
-    async def after_step(self, version: Version) -> None:
+    async def evaluated(self, version: Version) -> None:
         self.trainer.version = version
+        await self.hooks.evaluated(version)
+
+    async def after_step(self, version: Version) -> None:
         await self.hooks.after_step(version)
 
 

@@ -22,12 +22,12 @@ from relax.services.assembly import Assembly
 from relax.services.critic import CRITIC_FOLDER
 from relax.services.directory import RunDirectory
 from relax.services.dump import BatchDump
-from relax.services.publisher import Publisher, StepHooks
+from relax.services.publisher import Publisher
 from relax.services.reference import write_reference
 from relax.services.remote.critic import CriticLink
 from relax.services.remote.desk import Desk, RoleLostError, StageNotice
 from relax.services.remote.host import Host
-from relax.services.remote.occupation import AskedController
+from relax.services.remote.occupation import AskedController, Publication
 from relax.services.remote.weight import weight_writer
 from relax.services.roles.trainer import Trainer
 from relax.services.snapshot import Trainable
@@ -62,7 +62,7 @@ class TrainerService:
         self._worn_out = asyncio.Event()
         self._critic = critic
         self._stage = 0
-        self._pulse = pulse
+        self._pulse, self._publication = pulse, Publication(pulse)
         pulse.waits("the controller")
 
     async def begin(self, stage: int, initial: bool) -> None:
@@ -105,7 +105,7 @@ class TrainerService:
             self._compute,
             [],
             self._assembly.probe,
-            StepHooks(self._hooks.before_step, self._hooks.covered, self._hooks.after_step),
+            self._publication.told(self._hooks),
             incarnation,
         )
         await self._publisher.first(number)
@@ -120,7 +120,7 @@ class TrainerService:
         bus, controller = self._access(notice.index)
         if self._has_critic:
             await self._critic.call("join", notice)
-        work = f"with stage {setup.bounds.name}"
+        self._publication.work = work = f"with stage {setup.bounds.name}"
         trainer = Trainer(
             bus,
             AskedController(controller, self._pulse, work),
@@ -131,6 +131,7 @@ class TrainerService:
             self._publisher,
             BatchDump(self._directory.dumps),
             self._critic if self._has_critic else None,
+            self._publication.waiting,
         )
         with self._busy(work):
             await trainer.run(notice.first, notice.end)

@@ -11,6 +11,7 @@ anything else decides which rows share a micro-batch or an update. A replay of t
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from relax.algorithms.gap import GapByAge
@@ -60,11 +61,12 @@ class Trainer:
         publish: Publish,
         dump: Dump,
         critic: CriticAccess | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`critic` is needed by an algorithm that has one."""
+        """`critic` is needed by an algorithm that has one; `waiting` is around every wait for a version that goes out."""
         self._bus, self._controller, self._critic = bus, controller, critic
         self._algorithm, self._settings = algorithm, settings
-        self._publish, self._dump = publish, dump
+        self._publish, self._dump, self._waiting = publish, dump, waiting
         self._parts = TrainerParts(backend, compute, algorithm, settings, self._version_out)
         plan = make_plan(algorithm)
         budgets = settings.microbatch_tokens, settings.in_order, settings.microbatch_encoder_tokens
@@ -95,7 +97,8 @@ class Trainer:
     async def _version_out(self) -> None:
         going_out, self._going_out = self._going_out, None
         if going_out is not None:
-            await going_out
+            with self._waiting():
+                await going_out
 
     async def step(self, step: int) -> Coroutine[Any, Any, None] | None:
         """Returns what is left to do of its publication."""
