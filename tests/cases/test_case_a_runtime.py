@@ -44,6 +44,7 @@ TASKS = {
     "relax/runtime/wire_server.py": "a call: its end is its caller's answer, and close awaits what is left",
     "relax/services/control/operator.py": "an operation: awaited by its task in a set, which keeps how it ended",
     "relax/services/control/server.py": "the server: its end ends the task that waits for it",
+    "relax/services/beginning.py": "a part of the beginning, and the stop that may end it: both awaited where they were made",
     "relax/services/remote/attempt.py": "a question to an attempt at the run: awaited or cancelled where it was made",
     "relax/services/remote/site.py": "what follows from a lost connection: kept until it has ended; an error is logged by name",
     "relax/services/remote/trainer.py": "a capture that a thread waits for",
