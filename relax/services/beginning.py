@@ -12,15 +12,17 @@ from relax.services.controller import StopRequested
 
 
 class Beginning:
-    """`is_over` once something is trained: from then on a stop waits for the next safe point."""
+    """`is_over` once something is trained: from then on a stop, `is_asked`, waits for the next safe point."""
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_over = self.is_asked = False
         self._asked = asyncio.Event()
 
-    def stop(self) -> None:
-        """May be asked at any time."""
-        self._asked.set()
+    def stop(self, has_begun: bool = False) -> None:
+        """May be asked at any time. `has_begun`: something was trained in an earlier attempt, so this one recovers it first."""
+        self.is_asked = True
+        if not has_begun:
+            self._asked.set()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of it. Raises StopRequested as soon as a stop was asked for, while the beginning is not over."""

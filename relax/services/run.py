@@ -81,14 +81,14 @@ class Run:
         self._resume = resume
         self._incarnation = 0
         self._beginning = Beginning()
-        self._is_built = self.is_over = False
+        self._is_built = self.is_over = self.has_begun = False
         self._progress = StageProgress()
         self._checkpoint: asyncio.Future[int] | None = None
         self._is_between = True
         """Whether the trainer waits, between two steps, until the version that goes out is out."""
 
     async def execute(self) -> dict[str, Json]:
-        """Run to the end, or to a requested stop; returns the summary."""
+        """Run to the end, or to a requested stop; returns the summary, empty when it had not begun."""
         async with AsyncExitStack() as stack:
             self._ledger = Ledger(self._directory.ledger)
             stack.callback(self._ledger.close)
@@ -102,6 +102,8 @@ class Run:
             try:
                 await self._beginning.run(self._build())
                 self._is_built = True
+                if self._beginning.is_asked:
+                    await self._controller.request_stop()
                 stack.enter_context(calm_collector())
                 stack.push_async_callback(self._projection.flush)  # what ended before a failure is what explains it
                 ended = await self._run()
@@ -113,19 +115,19 @@ class Run:
             self.is_over = True
             self._hub.notice("end", f"{self._config.run.name} {'was stopped' if ended else 'is finished'}")
             await self._hub.settle()  # what follows holds the loop for a while
-            seconds = self._progress.seconds
-            return write_summary(self._config, self._directory, self._ledger, seconds, stopped=ended)
+            if ended and not self.has_begun:
+                return {}  # there is nothing new to sum up, and half of a recovery would not balance
+            return write_summary(self._config, self._directory, self._ledger, self._progress.seconds, stopped=ended)
 
     async def _run(self) -> bool:
         """Run the stages; true when a stop was requested. Either way, and when steps train nothing, a checkpoint is left."""
-        failure: NoProgressError | None = None
-        is_stopped = False
+        failure, is_stopped = None, False
         async with TaskSet("run") as tasks:
             if self._site.evaluation is not None:
                 tasks.start("evaluation", self._site.evaluation.run(), endless=True)
             tasks.start("monitors", self._hub.run(), endless=True)
-            stall_watch = watch(self._progress_mark, self._stall_report, self._config.run.stall_s)
-            tasks.start("stall watch", stall_watch, endless=True)
+            stall_s = self._config.run.stall_s
+            tasks.start("stall watch", watch(self._progress_mark, self._stall_report, stall_s), endless=True)
             if self._site.is_remote:
                 tasks.start("status", self._status.keep(), endless=True)
             try:
@@ -142,16 +144,12 @@ class Run:
             raise failure
         return is_stopped
 
-    async def stop(self) -> bool:
-        """Ask the run to stop at the next safe point, where it checkpoints and ends; at once when it has not begun. Always True."""
-        self._beginning.stop()
+    async def stop(self, has_begun: bool = False) -> bool:
+        """Ask it to end at the next safe point, with a checkpoint; at once when it has not begun, nor had before (`has_begun`). True."""
+        self._beginning.stop(has_begun)
         if self._is_built:
             await self._controller.request_stop()
         return True
-
-    @property
-    def has_begun(self) -> bool:
-        return self._beginning.is_over
 
     # --- what may be asked while it goes on ---
 
@@ -338,7 +336,7 @@ class Run:
     async def _begin_stage(self, index: int, start: int) -> None:
         """Optimizer and weights, and the first version of this process; then a step may begin."""
         await self._beginning.run(self._prepare_stage(index, start))
-        self._beginning.is_over = True
+        self.has_begun = self._beginning.is_over = True
 
     async def _prepare_stage(self, index: int, start: int) -> None:
         state, trainer = self._state, self._site.trainer

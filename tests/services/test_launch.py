@@ -106,14 +106,6 @@ def test_rule_rr6_a_run_that_has_not_begun_ends_at_once_and_promises_no_checkpoi
     assert ended == []
 
 
-def test_rule_rr6_a_run_of_which_nobody_is_there_who_could_save_it_ends_at_once_and_says_so() -> None:
-    fake = Fake("starts", signal.SIGTERM)
-    fake.has_begun = True
-    outcome, said, _ = launched(fake, grace_s=3600.0)
-    assert outcome == Outcome(None, signal.SIGTERM)
-    assert said[1:] == ["nobody is there who could write a checkpoint; ending without a new one"]
-
-
 @pytest.mark.parametrize("grace_s", [0.0, 0.01])
 def test_rule_rr6_after_the_grace_time_the_run_is_cancelled(grace_s: float) -> None:
     fake = Fake("ignores", signal.SIGTERM)

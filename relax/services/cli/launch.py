@@ -44,7 +44,7 @@ class Runnable(Protocol):
     async def execute(self) -> dict[str, Json]: ...
 
     async def stop(self) -> bool:
-        """False: nobody is there who could save anything, or has anything to save, so it need not be waited for."""
+        """False: it has not begun, and need not be waited for."""
         ...
 
     @property
@@ -164,8 +164,6 @@ class Interruption:
             async with asyncio.timeout(self._grace_s):
                 if await run.stop():
                     await asyncio.wait({task})
-                elif run.has_begun:
-                    self._say("nobody is there who could write a checkpoint; ending without a new one")
         except TimeoutError:
             self._say(f"no safe point within run.grace_s ({self._grace_s:g} s); ending without a new checkpoint")
         except Exception as error:

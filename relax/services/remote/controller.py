@@ -71,11 +71,13 @@ class ControllerProcess:
 
     # --- what the launcher calls ---
 
-    async def stop(self) -> bool:
-        """Ask the run to stop at the next safe point, or at once when it has not begun; returns whether it has."""
+    async def stop(self, has_begun: bool = False) -> bool:
+        """Ask the run to stop at the next safe point, or at once when it has not begun; returns whether it has. `has_begun`: in an
+        earlier process it had."""
         self._stopping = True
+        self._had_begun = self._had_begun or has_begun
         if self._run is not None:
-            await self._run.stop()
+            await self._run.stop(self._had_begun)
         return self._has_begun
 
     async def saw(
@@ -101,7 +103,7 @@ class ControllerProcess:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether something is trained in this process, or was: in an earlier attempt."""
+        """Whether something is trained, or was: in an earlier attempt, or as the launcher says in an earlier process."""
         return self._had_begun or (self._run is not None and self._run.has_begun)
 
     def _incarnation(self, host: str) -> int | None:
@@ -160,7 +162,7 @@ class ControllerProcess:
         )
         self._run = run
         if self._stopping:
-            await run.stop()
+            await run.stop(self._had_begun)
         return await run.execute()
 
     async def _autoscale(self, operator: Operator, section: AutoscaleSection) -> None:

@@ -70,8 +70,8 @@ class RemoteRun:
         self._replicas: dict[str, tuple[str, ...]] = {}
         self._attached: dict[str, Mapping[str, Json]] = {}
         self._stopping = self._paused = self.is_over = False
-        self._begun = 0
-        """The incarnation of the controller that was the last to say that something is trained."""
+        self.has_begun = False
+        """A controller has said that something is trained."""
         self._summary: dict[str, Json] | None = None
 
     async def execute(self) -> dict[str, Json]:
@@ -109,27 +109,21 @@ class RemoteRun:
                 return await self._outcome(hosts)
         raise AssertionError("the block above returns or raises")
 
-    @property
-    def has_begun(self) -> bool:
-        """Something is trained, or was, since this start."""
-        return self._begun > 0
-
     async def stop(self) -> bool:
         """Ask the run to stop at the next safe point; it then checkpoints and ends. A run that is over goes on with ending its processes.
 
-        False when nobody is there who could save anything, or has anything to save: then it need not be waited for.
+        False when it has not begun and its controller cannot be asked: then it need not be waited for.
         """
         self._stopping = True
         if self._client is None or self.is_over:
             return self.is_over
         controller = self._controller()
-        if controller is None or controller.phase not in (Phase.ready, Phase.probing):
+        if not self.has_begun and (controller is None or controller.phase not in (Phase.ready, Phase.probing)):
             return controller is not None and controller.phase in OVER
-        incarnation = controller.incarnation
         try:
-            async with asyncio.timeout(None if self._begun == incarnation else ANSWER_S):
-                if await self._client.call("control", "stop"):
-                    self._begun = incarnation
+            # One that has begun is waited for, also while its next controller starts: that one writes the checkpoint.
+            async with asyncio.timeout(None if self.has_begun else ANSWER_S):
+                self.has_begun = await self._client.call("control", "stop", self.has_begun)
         except TimeoutError:
             return False
         except LinkError:
@@ -253,9 +247,9 @@ class RemoteRun:
         assert self._supervision is not None
         views = [_view(view) for view in self._supervision.view()]
         if await client.call("control", "saw", views, self._paused, self._attached):
-            self._begun = max([self._begun, *(view["incarnation"] for view in views if view["host"] == CONTROLLER)])
+            self.has_begun = True
         if self._stopping:
-            await client.call("control", "stop")
+            await client.call("control", "stop", self.has_begun)
 
     async def _follow_orders(self, hosts: Supervision, runtime: RayConfig) -> None:
         """Endless. Consumes: orders of the controller. Waits for: new ones. Unblocked by: an operation, a restart of the controller."""
