@@ -218,6 +218,14 @@ def test_stop(relax: Relax, root: Path, owner: Callable[..., "subprocess.Popen[s
     assert RunDirectory(root).owner is None
 
 
+def test_stop_says_what_the_process_says_of_its_end(
+    relax: Relax, root: Path, owner: Callable[..., "subprocess.Popen[str]"], cleaned: list[Path]
+) -> None:
+    owner("polite")
+    RunDirectory(root).ending.write_text("stopped, nothing was trained")
+    assert relax("stop", root).out.splitlines()[-1].startswith("stopped, nothing was trained; go on with `relax train")
+
+
 def test_stop_of_a_run_that_does_not_listen(
     relax: Relax,
     root: Path,

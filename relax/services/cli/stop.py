@@ -42,12 +42,10 @@ def stop_command(
     if owner is None:
         _say(f"run {run} is not under way")
         return
-    step = resumable_step(directory)
     if directory.is_finished:
         _say(f"run {run} is finished")
     else:
-        saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
-        _say(f"stopped, {saved}; go on with `relax train --resume {run}`")
+        _say(f"{_ending(directory)}; go on with `relax train --resume {run}`")
 
 
 def clean_up(directory: RunDirectory) -> list[str]:
@@ -79,6 +77,16 @@ def _stop(directory: RunDirectory, owner: int, timeout_s: float, kill: bool) -> 
         _say(f"process {owner} did not stop and was killed")
         if not _has_ended(handle, CLOSE_S):
             raise RelaxError(f"process {owner} does not end even when killed: it waits for a disk or a driver")
+
+
+def _ending(directory: RunDirectory) -> str:
+    """In the words of the process itself: it knows whether it had anything to save. One that was killed left none."""
+    with suppress(OSError):
+        said = directory.ending.read_text("utf-8", "replace").strip()
+        if said.startswith("stopped, "):
+            return said
+    step = resumable_step(directory)
+    return "stopped, no checkpoint was written" if step is None else f"stopped, checkpoint at step {step}"
 
 
 def _was_asked(directory: RunDirectory, owner: int, timeout_s: float) -> bool:
