@@ -1,7 +1,8 @@
 """Stands in for `relax.services.run` in tests of the command line: tells the made-up story in place of training.
 
 What it does is the value of FAKE_RUN: finish, error, user_error, invariant, bug, full (the disk), ledger (a full disk, as SQLite
-says it), wait (until stopped), stuck (ignores a stop), busy (blocks the loop and ignores a stop).
+says it), wait (until stopped), stuck (ignores a stop), busy (blocks the loop and ignores a stop), early (trains nothing until it is
+stopped).
 """
 
 import asyncio
@@ -30,7 +31,7 @@ class Run:
         self._config, self._directory, self._hub, self._resume = config, directory, hub, resume
         self._stop = asyncio.Event()
         self.is_over = False
-        self.has_begun = True
+        self.has_begun = os.environ.get("FAKE_RUN") != "early"
 
     async def execute(self) -> dict[str, Json]:
         behaviour = os.environ.get("FAKE_RUN", "finish")
@@ -65,6 +66,8 @@ class Run:
         if behaviour == "busy":
             time.sleep(60)  # noqa: ASYNC251
         await self._stop.wait()
+        if behaviour == "early":
+            return {}
         self._checkpoint(HALF)
         return self._tell(HALF)
 

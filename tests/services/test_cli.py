@@ -584,6 +584,24 @@ def test_rule_rr6_a_signal_ends_with_a_checkpoint_and_says_how_to_go_on(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_rule_rr6_a_run_that_had_not_begun_says_that_nothing_was_trained_and_what_stands(
+    recipe: Path, root: Path, is_resumed: bool
+) -> None:
+    if is_resumed:
+        process = start(recipe, "wait")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    process = start(recipe, "early", *(["--resume"] if is_resumed else []))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "safe point" not in err
+    stands = " since it was resumed, and its checkpoint at step 30 stands" if is_resumed else ""
+    assert f"stopped, nothing was trained{stands}; go on with `relax train --resume {root}`" in err
+    assert (root / "ending").read_text() == f"stopped, nothing was trained{stands}"
+
+
 def test_rule_rr6_a_run_that_ignores_the_stop_is_cancelled_after_the_grace_time(recipe: Path, root: Path) -> None:
     process = start(recipe, "stuck", "run.grace_s=0.1")
     process.send_signal(signal.SIGTERM)

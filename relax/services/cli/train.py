@@ -142,7 +142,9 @@ def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> N
     if outcome.has_begun:
         saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
     else:
-        saved = "nothing was trained" + ("" if step is None else f" since it was resumed; checkpoint at step {step}")
+        saved = "nothing was trained" + (
+            "" if step is None else f" since it was resumed, and its checkpoint at step {step} stands"
+        )
     _remember(directory, f"stopped, {saved}")
     _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
