@@ -238,6 +238,11 @@ def resumable_step(directory: RunDirectory) -> int | None:
     return None if saved is None else saved.step
 
 
+def stopped_at(step: int | None) -> str:
+    """How a run that had begun to train stands when it was stopped; `step` is the one that a resume goes on from."""
+    return "stopped, no checkpoint was written" if step is None else f"stopped, checkpoint at step {step}"
+
+
 def _found(request: Request) -> str:
     """Steps done, the stage, and what there is to go on from, with its age."""
     saved, done = newest_saved(request.directory), _steps(request.directory)

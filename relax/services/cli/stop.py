@@ -15,7 +15,7 @@ from rich.text import Text
 from relax.core.error import RelaxError, UserError
 from relax.services.cli.argument import open_run
 from relax.services.cli.launch import CLOSE_S, close_s_of
-from relax.services.cli.prepare import resumable_step
+from relax.services.cli.prepare import resumable_step, stopped_at
 from relax.services.cli.screen import output
 from relax.services.directory import RunDirectory
 from relax.services.file import write_whole
@@ -85,8 +85,7 @@ def _ending(directory: RunDirectory) -> str:
         said = directory.ending.read_text("utf-8", "replace").strip()
         if said.startswith("stopped, "):
             return said
-    step = resumable_step(directory)
-    return "stopped, no checkpoint was written" if step is None else f"stopped, checkpoint at step {step}"
+    return stopped_at(resumable_step(directory))
 
 
 def _was_asked(directory: RunDirectory, owner: int, timeout_s: float) -> bool:

@@ -21,7 +21,7 @@ from relax.services.best import check_retention
 from relax.services.check import check_run
 from relax.services.cli.launch import Interruption, Outcome, Runnable, close_s_of, launch
 from relax.services.cli.logbook import logbook
-from relax.services.cli.prepare import Request, prepare, read_request, resumable_step
+from relax.services.cli.prepare import Request, prepare, read_request, resumable_step, stopped_at
 from relax.services.cli.screen import output, print_error, print_facts, print_warning
 from relax.services.curve import read_curve, text_curve
 from relax.services.directory import FolderLostError, RunDirectory
@@ -139,14 +139,12 @@ def _conclude(config: RunConfig, directory: RunDirectory, outcome: Outcome) -> N
             _show(config, directory, outcome.summary)
         return
     step = resumable_step(directory)
-    if outcome.has_begun:
-        saved = "no checkpoint was written" if step is None else f"checkpoint at step {step}"
-    else:
-        saved = "nothing was trained" + (
-            "" if step is None else f" since it was resumed, and its checkpoint at step {step} stands"
-        )
-    _remember(directory, f"stopped, {saved}")
-    _say(f"stopped, {saved}; go on with `relax train --resume {directory.root}`")
+    ending = stopped_at(step)
+    if not outcome.has_begun:
+        stands = "" if step is None else f" since it was resumed, and its checkpoint at step {step} stands"
+        ending = f"stopped, nothing was trained{stands}"
+    _remember(directory, ending)
+    _say(f"{ending}; go on with `relax train --resume {directory.root}`")
     raise typer.Exit(128 + (outcome.signal or 0))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from relax.bus.remote import RemoteQueue
-from relax.config.load import load_config, load_text
+from relax.config.load import load_text
 from relax.config.tree import RunConfig
 from relax.core.column import COLUMNS
 from relax.core.protocol import Generate
@@ -62,12 +62,11 @@ class RoleSpec:
     """For an engine that somebody else runs: `url`, `slots` and `api_key` of its configuration."""
     config: str = ""
     """The run's configuration as YAML: its file may be edited meanwhile, and a process that starts later must have what the others
-    have. Empty: what the file says."""
+    have."""
 
     def read_config(self) -> RunConfig:
         """Raises ConfigError."""
-        path = RunDirectory(Path(self.run)).config
-        return load_text(self.config, str(path)) if self.config else load_config([path])
+        return load_text(self.config, str(RunDirectory(Path(self.run)).config))
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in RoleSpec.__dataclass_fields__} | {"roles": list(self.roles)}
